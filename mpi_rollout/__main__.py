@@ -25,7 +25,7 @@ def _run() -> int:
 
     code = main()
     if "--json" in sys.argv:
-        divert_stdout()  # What envs print when they end is no part of it.
+        divert_stdout()  # The JSON does not contain what envs print when they end.
     finalize()  # All ranks are here; what an env does at the interpreter's end is of no concern to the others.
     return code
 

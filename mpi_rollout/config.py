@@ -138,15 +138,14 @@ class RolloutConfig(SharedOptions):
     json: bool = option(False, "print the summary as one line of JSON")
 
     def __post_init__(self) -> None:
-        self.check()
+        self._check_own()
         if (self.env is None) == (self.env_factory is None):
             count = "none" if self.env is None else "both"
             raise UsageError(f"give one of --env ID and --env-factory MODULE:CALLABLE, got {count}")
         object.__setattr__(self, "vectorization_mode", vectorization_of(self.vectorization_mode, self.env))
-        if self.policy_block == self._usual_block:  # As good as not given.
+        if self.policy_block == self._usual_block:  # This is the same as an option that is not given.
             object.__setattr__(self, "policy_block", None)
         object.__setattr__(self, "store_infos", checked_types(self.store_infos))
-        self._check_texts()
         self._check_pairs()
 
     @property
@@ -183,13 +182,14 @@ class RolloutConfig(SharedOptions):
         """The ranks ask the policy for the actions of their own envs."""
         return self.has_model and self.policy_on != "root"
 
-    def _check_texts(self) -> None:
-        """Check the options that are texts of their own kind."""
+    def _check_own(self) -> None:
+        """Check each option by itself."""
         for kwargs in self.env_kwargs if isinstance(self.env_kwargs, list) else [self.env_kwargs]:
             if not isinstance(kwargs, dict):
                 raise UsageError(
                     f"--env-kwargs must be a JSON object, or a list of one for each env, got {json.dumps(kwargs)}"
                 )
+        self.check()
         if self.max_walltime is not None:
             seconds_of(self.max_walltime)
         length = self.fragment_length

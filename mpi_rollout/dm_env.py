@@ -73,7 +73,7 @@ class MPIEnvironment(dm_env.Environment):
                 f'{envs.autoreset_mode.value}; connect(..., autoreset_mode="next_step")'
             )
         self.envs, self.num_envs, self._seed = envs, envs.num_envs, seed
-        self._ended: np.ndarray | None = None  # Whose last step was LAST; None before the first reset.
+        self._ended: np.ndarray | None = None  # The envs whose last step was LAST; None before the first reset.
 
     def reset(self) -> dm_env.TimeStep:
         """Start a new episode in every env."""

@@ -194,7 +194,7 @@ def without_our_frames(error: Error, keeps_all: bool = True) -> Error:
 
 
 def _is_calling(path: str) -> bool:
-    return is_ours(path) or path == contextlib.__file__  # Whose decorators are around our functions.
+    return is_ours(path) or path == contextlib.__file__  # Decorators of `contextlib` are around our functions.
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class Fault:
 
 
 def cause_of(error: BaseException) -> BaseException | None:
-    """Return what user code raised, if the message of the error does not say it all."""
+    """Return the exception of user code, if the message of the error does not say it all."""
     cause = error.__cause__ if isinstance(error, RolloutError) else error
     return None if cause is None or isinstance(error, DataError | UsageError) else without_our_frames(cause)
 

@@ -19,11 +19,11 @@ from mpi_rollout.text import shortened
 from mpi_rollout.words import did_you_mean, option_words, same_options
 
 ParserOrGroup = argparse.ArgumentParser | argparse._ArgumentGroup
-MOST = 2**31 - 1  # As MPI counts ranks; and files of studies count in 64 bits what are products of such numbers.
+MOST = 2**31 - 1  # MPI counts ranks with such numbers, and files of studies count their products in 64 bits.
 DASHES = tuple("-\u2010\u2011\u2012\u2013\u2014\u2212")  # Documents put others in the place of the first one.
 SMALLEST, LARGEST = -(2**63), 2**64 - 1  # HDF5 and MPI have types for these.
 OF_NO_COMMAND = ("-h", "--help", "--version")
-Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # To which each command adds its parser.
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # Each command adds its parser to it.
 
 
 def with_command(arguments: Sequence[str], default: str) -> list[str]:
@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any):
         super().__init__(**{"allow_abbrev": False} | options)
-        self.register("type", int, whole_number)  # For all options with type=int.
+        self.register("type", int, whole_number)  # All options with type=int use it.
         self.register("type", float, number)
 
     def add_subparsers(self, **options: Any) -> Any:
@@ -92,7 +92,7 @@ class Parser(argparse.ArgumentParser):
         word, see = unknown[0], f"; see {self.prog} --help"
         if not word.startswith(DASHES):
             before = arguments[max(arguments.index(word) - 1, 0)]
-            if before in self._option_string_actions:  # Which has taken no value.
+            if before in self._option_string_actions:  # That option has taken no value.
                 return f"{before} takes no value, got {shortened(word)!r}"
             return f"{shortened(word)!r} is one argument too many{self._meant(word) or see}"
         name, _, value = word.partition("=")
@@ -101,7 +101,7 @@ class Parser(argparse.ArgumentParser):
         return f"there is no option {name}{answer or see}"
 
     def _meant(self, word: str) -> str:
-        """Return what a word stands for that has lost its dashes, such as num_envs=4 and CartPole-v1; or ""."""
+        """Say what a word without dashes may mean, such as num_envs=4 and CartPole-v1; or ""."""
         name, has_value, value = word.partition("=")
         if has_value and (same := same_options(name.replace("_", "-"), self._names)):
             return f"; did you mean --{same[0]} {value}?"

@@ -36,7 +36,7 @@ except ImportError as error:
 
 Infos = list[Info]
 Indices = None | int | Iterable[int]
-FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")  # Of the episode that ended, beside the new one's.
+FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")  # Infos of the episode that ended.
 PYTHON_NUMBERS = (np.dtype(np.bool_), np.dtype(np.int64), np.dtype(np.float64))  # What bool, int and float become.
 
 
@@ -133,7 +133,7 @@ class MPIVecEnv(VecEnv):
         return self._call(indices, method_name, *method_args, **method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
-        """Tell of some envs whether a wrapper of this class, or of a class derived from it, is around them, by name."""
+        """Tell for some envs, by name, whether a wrapper of this class, or of one derived from it, is around them."""
         names = names_of(wrapper_class)
         return [any(f"<{name}<" in text for name in names) for text in self._call(indices, "__str__")]
 
@@ -204,7 +204,7 @@ def give(info_of_env: Infos, infos: Info) -> None:
 def elements(values: np.ndarray) -> list[object]:
     """Return one info of each env; as numbers of Python where they have most likely been such numbers."""
     if values.dtype == object:
-        return list(deepcopy(values))  # Those of the root's own envs belong to the envs.
+        return list(deepcopy(values))  # Infos of the root's own envs belong to the envs.
     return values.tolist() if values.ndim == 1 and values.dtype in PYTHON_NUMBERS else list(values)
 
 

@@ -13,7 +13,7 @@ POLICY_MODES = ("deterministic", "sample")
 WAITS = (AUTO, "spin", "sleep")
 COMPRESSIONS = ("none", "gzip", "lz4", "zstd", "blosc")
 NONE, CHECKS = "none", ("finite", "bounds", "dtypes")
-POLICY_BLOCK = 64  # Of a policy that the ranks can load.
+POLICY_BLOCK = 64  # The policy block of a policy that the ranks can load.
 
 
 def option(default: Any, help_text: str, **extra: Any) -> Any:
@@ -33,7 +33,7 @@ def option(default: Any, help_text: str, **extra: Any) -> Any:
 
 @dataclass(frozen=True)
 class SharedOptions:
-    """What a run and `connect` are told alike.  Nothing is checked before `check` is called."""
+    """The options that a run and `connect` share.  Nothing is checked before `check` is called."""
 
     vectorization_mode: str = option(
         AUTO,
@@ -161,7 +161,7 @@ def is_of(value: object, annotation: object) -> bool:
 
 
 def vectorization_of(mode: str, env: object) -> str:
-    """Return how envs are stepped where "auto" may stand."""
+    """Return the vectorization mode that "auto" stands for, or the one that was given."""
     if mode != AUTO:
         return mode
     is_own = isinstance(env, str) and env.rpartition(":")[2].startswith("mpi_rollout/")

@@ -17,7 +17,7 @@ def printable(line: str) -> str:
 def words_of(error: BaseException) -> str:
     """Return the type and message of an exception of user code; see `message_of`."""
     words = ": ".join(filter(None, (type(error).__name__, message_of(error))))
-    asked = isinstance(error, EOFError) and words.endswith("EOF when reading a line")  # By input().
+    asked = isinstance(error, EOFError) and words.endswith("EOF when reading a line")  # input() raises it.
     return f"{words} (it asked for input, and stdin is empty)" if asked else words
 
 
@@ -43,7 +43,7 @@ def shortened(text: str, most: int = 300) -> str:
 
 
 def system_words(error: BaseException) -> str:
-    """Return what the system said of a file; HDF5 has that amid much else, and without its number at times."""
+    """Return the system's words about a file; HDF5 puts much else around them, and leaves out the number at times."""
     match = re.search(r"errno = (\d+)", str(error))
     if match:
         return os.strerror(int(match[1]))

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 from mpi_rollout.errors import Option, as_argument
 
-LEAST_LIKENESS = 0.75  # Of `difflib`: a letter or two are wrong.  With 0.6, --device would be --env.
+LEAST_LIKENESS = 0.75  # A ratio of `difflib`: a letter or two are wrong.  With 0.6, --device would be --env.
 _OPTIONS = {  # The words of other programs and of `connect`, by the options of the same meaning.
     "env": "e env-id env-name environment gym-id task",
     "env-factory": "entry-point env-fn factory make-env",

@@ -44,33 +44,35 @@ def test_without_pytorch_the_episodes_are_still_read(job: Job):
     assert read.code == 0 and "992 transitions; no batches" in read.out, read.err
 
 
-ACTOR_LEARNER = "actor_learner.py", "--num-envs", "16", "--length", "128", "--total-steps", "20000"
-
-
-@pytest.mark.skipif(not find_spec("torch"), reason="needs torch")
-@pytest.mark.mpi(2)
-@pytest.mark.parametrize("program", [ACTOR_LEARNER, (*ACTOR_LEARNER, "--ahead")])
-def test_a_learner_learns_from_what_the_ranks_take(job: Job, num_ranks: int, program: tuple[str, ...]):
-    name, *options = program
+def output_of(job: Job, num_ranks: int, name: str, *options: str) -> str:
     command = [mpiexec(), "-n", str(num_ranks), sys.executable, str(EXAMPLES / name), *options]
-    result = run_job(command, job.folder)
+    result = run_job(command, job.folder, timeout=120.0)
     assert result.code == 0, result.err
-    returns = [float(line.split()[-1]) for line in result.out.splitlines()]
+    return result.out
+
+
+NEEDS_TORCH = pytest.mark.skipif(not find_spec("torch"), reason="needs torch")
+
+
+@NEEDS_TORCH
+@pytest.mark.mpi(2)
+def test_a_learner_learns_from_what_the_ranks_take_while_it_learns(job: Job, num_ranks: int):
+    size = ("--num-envs", "16", "--length", "128", "--total-steps", "10000")
+    out = output_of(job, num_ranks, "actor_learner.py", *size, "--ahead")
+    returns = [float(line.split()[-1]) for line in out.splitlines()]
     early = next(value for value in returns if value == value)  # Until an episode has ended there is none.
-    assert early < 35 and returns[-1] > 50, result.out
+    assert early < 25 and returns[-1] > 30, out
 
 
-@pytest.mark.skipif(not find_spec("torch"), reason="needs torch")
+@NEEDS_TORCH
 @pytest.mark.mpi(3)
 def test_nobody_waits_for_the_slower_rank(job: Job, num_ranks: int):
-    program = [str(EXAMPLES / "impala.py"), "--num-envs", "4", "--length", "64", "--total-steps", "2000"]
-    result = run_job([mpiexec(), "-n", str(num_ranks), sys.executable, *program], job.folder)
-    assert result.code == 0, result.err
-    num_steps = [int(line.split()[0].replace(",", "")) for line in result.out.splitlines()]
-    assert num_steps[-1] >= 2000 and all(100 <= more <= 128 for more in np.diff(num_steps)), result.out
+    out = output_of(job, num_ranks, "impala.py", "--num-envs", "4", "--length", "64", "--total-steps", "1000")
+    num_steps = [int(line.split()[0].replace(",", "")) for line in out.splitlines()]
+    assert num_steps[-1] >= 1000 and all(100 <= more <= 128 for more in np.diff(num_steps)), out
 
 
-@pytest.mark.skipif(not find_spec("torch"), reason="needs torch")
+@NEEDS_TORCH
 def test_the_learner_takes_actions_that_are_not_discrete(job: Job):
     options = ["--env", "Pendulum-v1", "--num-envs", "8", "--length", "64", "--total-steps", "3000"]
     result = run_job([sys.executable, str(EXAMPLES / "actor_learner.py"), *options], job.folder)

@@ -31,7 +31,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     def on(num_ranks: int) -> dict[str, tuple[Any, str]]:
         from side_by_side import CHECKS
 
-        of_few = {1: STEPS, 3: STEPS + PARTS}
+        of_few = {3: STEPS[:1] + PARTS}
         names = of_few.get(num_ranks, [name for name in CHECKS if name not in PARTS])
         return Job(tmp_path_factory.mktemp("checks")).train(num_ranks, "beside_dummy", names, timeout=120)
 
@@ -43,15 +43,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return of
 
 
-@pytest.mark.mpi(1, 2, 3)
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("name", "num_ranks"), [*((name, 2) for name in STEPS), *((name, 3) for name in STEPS[:1] + PARTS)]
+)
 def test_it_gives_what_dummy_vec_env_gives(told: Told, num_ranks: int, name: str):
     assert told(name, num_ranks) is None
-
-
-@pytest.mark.parametrize("name", PARTS)
-def test_it_gives_all_envs_where_recv_gives_parts(told: Told, name: str):
-    assert told(name, 3) is None
 
 
 def test_infos_that_connect_leaves_out_are_left_out(told: Told):
@@ -139,13 +136,14 @@ def example(job: Job, *options: str, timeout: float = 60.0) -> Result:
     return run_job(command, job.folder, timeout)
 
 
-def test_the_example_tells_how_far_it_is_and_learns_to_balance_the_pole_which_takes_long(job: Job):
-    result = example(job, timeout=300.0)
+def test_the_example_tells_how_far_it_is_and_learns(job: Job):
+    result = example(job, "--total-steps", "4096", timeout=120.0)
     assert result.code == 0, result.err
     lines = [line.partition(", mean")[0] for line in result.err.splitlines() if "env steps, mean return " in line]
-    assert lines[:2] == ["2,048 of 100,000 env steps", "4,096 of 100,000 env steps"]
+    assert lines == ["2,048 of 4,096 env steps", "4,096 of 4,096 env steps"]
     words = result.out.split()
-    assert words[:2] == ["mean", "return"] and float(words[2]) >= 475 and "of 500 over 100 episodes" in result.out
+    # Random actions give 22.
+    assert words[:2] == ["mean", "return"] and float(words[2]) >= 60 and "of 500 over 100 episodes" in result.out
 
 
 MAKE_VEC_ENV = """
@@ -172,7 +170,7 @@ def test_make_vec_env_of_stable_baselines3_makes_it_in_one_process(job: Job):
 
 @pytest.mark.mpi(2)
 def test_on_several_ranks_a_list_of_callables_is_refused_at_once_with_the_way_that_works(job: Job, num_ranks: int):
-    result = job.script(num_ranks, MAKE_VEC_ENV, timeout=30)
+    result = job.script(num_ranks, MAKE_VEC_ENV, timeout=120)
     assert result.code != 0
     assert "MPIVecEnv makes envs in one process only, got several ranks; on all of them use `with mpi_" in result.err
 

@@ -11,7 +11,7 @@ from mpi_rollout.cli import make_parser, run_command
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import UsageError
 from mpi_rollout.options import check_used, unused
-from mpi_rollout.storage.same_run import check_same_run
+from mpi_rollout.storage.output import check_same_run
 from mpi_rollout.studies.jobs import arguments_of
 from mpi_rollout.train.connect import Options
 from mpi_rollout.words import OF_CONNECT, OF_RUN, SAME

@@ -24,7 +24,7 @@ from mpi_rollout.studies.commands import lengths_list, ranks_list
 from mpi_rollout.studies.jobs import JobOptions, JobRunner, usable_launcher
 from mpi_rollout.studies.machine import claimed, machine_facts, origin, place_and_time
 from mpi_rollout.studies.report import aligned
-from mpi_rollout.studies.runner import Runner
+from mpi_rollout.studies.scaling import Runner
 from mpi_rollout.studies.statistics import NoFit, reaches
 from mpi_rollout.studies.study_file import StudyFile, check_same_study, read_study
 

@@ -35,23 +35,13 @@ class Listener(Protocol):
 
 @dataclass
 class Tally:
-    """Counts over the rows that were collected so far.
-
-    Attributes
-    ----------
-    env_steps
-        Transitions: the row after an episode's end is none.
-    step_s
-        Each rank's seconds in its envs.
-    mean_s
-        In lockstep, the seconds of the ranks on average, summed over steps.
-    """
+    """Counts over the rows that were collected so far."""
 
     exchanges: Exchanges
-    env_steps: int = 0
-    mean_s: float = 0.0
+    env_steps: int = 0  # Transitions: the row after an episode's end is none.
     num_ended: int = 0  # Envs that the next row only resets.
-    step_s: np.ndarray = field(init=False)
+    mean_s: float = 0.0  # In lockstep, the seconds of the ranks on average, summed over steps.
+    step_s: np.ndarray = field(init=False)  # Each rank's seconds in its envs.
     _slowest_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -78,27 +68,13 @@ class Tally:
 
 @dataclass(frozen=True)
 class CollectorOptions:
-    """How steps are collected.
+    """How steps are collected."""
 
-    Parameters
-    ----------
-    num_blocks
-        How many blocks the sink has: as many can be filled at a time.
-    batch_size
-        With first ready, the policy is given the envs of at least so many ranks.
-    reset_seed
-        For natively vectorized envs; others have the seeds of their episodes.
-    look_every_s
-        Seconds between two looks of the listener.
-    commit_every_s
-        Seconds after which a block that fills slowly is handed to the sink as far as it is.
-    """
-
-    num_blocks: int
-    batch_size: int = 1
-    reset_seed: int | None = None
+    num_blocks: int  # As many can be filled at a time.
+    batch_size: int = 1  # With first ready, the policy is given the envs of at least so many ranks.
+    reset_seed: int | None = None  # For natively vectorized envs; others have the seeds of their episodes.
     look_every_s: float = 0.5
-    commit_every_s: float = 10.0
+    commit_every_s: float = 10.0  # A block that fills slowly is then handed over as far as it is.
     lengths: FragmentLengths = field(default_factory=FragmentLengths)
 
 
@@ -123,7 +99,7 @@ class Collector:
         self._step_of = dict.fromkeys(driver.lanes, 0)  # How many steps each lane has taken.
         self._num_slowest = len(driver.lanes)  # Lanes that have taken `num_steps` steps and no more.
         self._num_counted = 0  # Rows of the oldest open block.
-        self._look_at = self._commit_at = 0.0
+        self._look_at, self._commit_at = 0.0, perf_counter() + options.commit_every_s
 
     def _acquire(self, num_open: int) -> Block | None:
         if num_open == self._options.num_blocks:  # Slower lanes still fill the first of these.
@@ -143,7 +119,6 @@ class Collector:
         self.driver.restarts = []
         for unpacker in self._unpackers[self._blocks.oldest].values():
             unpacker.lay_observations(0)
-        self._begin()
 
     def resume(self, num_steps: int, num_ended: int, load: Callable[[Block], None]) -> None:
         """Go on with a run of which there are `num_steps` steps, its envs being where they were.
@@ -161,11 +136,6 @@ class Collector:
         self._blocks.extend()
         load(self._blocks.oldest)
         self.tally.num_ended = num_ended
-        self._begin()
-
-    def _begin(self) -> None:
-        self._commit_at = perf_counter() + self._options.commit_every_s
-        self.clock.restart()
 
     def advance(self, num_steps: int) -> None:
         """Take steps.  After an error, all steps before it are still there for `hand_over`."""
@@ -247,12 +217,12 @@ class Collector:
             self.clock.lap("write")
 
     def lose(self, rank: int) -> range:
-        """Have the envs of a rank that is gone stay as they were before the step under way; return their indices."""
+        """Keep the envs of a lost rank as they were before the step under way; return their indices."""
         [(lane, step)] = self._step_of.items()
         envs = lane.exchange.partition.envs_of(rank)
         block, row = self._blocks.at(step)
         lane.exchange.end_episodes(rank, [array[row, envs.start : envs.stop] for array in block.observation_arrays])
-        self._count(self._num_rows)  # With the ranks that there were.
+        self._count(self._num_rows)  # These rows have the ranks that there were.
         self.driver.exchanges.num_stepping -= 1
         return envs
 

@@ -28,29 +28,11 @@ RankReport = dict[str, Any]  # What a rank says of itself at the end: its host, 
 
 @dataclass
 class RunState:
-    """Where a run is: what there is of it, and what it has taken.
+    """Where a run is: what there is of it, and what it has taken; see `report.RunFigures`."""
 
-    Parameters
-    ----------
-    past
-        Where an earlier start of the run came to; None if there was none.
-    is_continuable
-        Its envs can be brought back to where they were.
-    writer, collector
-        None until the envs are where the run begins.
-    seconds
-        From the first step to the last commit, without what measuring the limit took.
-    phases
-        The root's part of them by phase.
-    limit
-        Pairs of env steps per second, of a part of the run and of the bare loops before and after it.
-    restarts
-        How often envs were restarted, by their index.
-    """
-
-    past: Past | None
-    is_continuable: bool = True
-    writer: "Writer | None" = None
+    past: Past | None  # Where an earlier start of the run came to.
+    is_continuable: bool = True  # Its envs can be brought back to where they were.
+    writer: "Writer | None" = None  # It and the collector are there when the envs are where the run begins.
     collector: Collector | None = None
     seconds: float = 0.0
     catch_up_s: float = 0.0
@@ -84,7 +66,7 @@ class RunState:
 class Monitor:
     """Looks after a run between two steps, as a `collector.Listener`.
 
-    Notes the throughput since the last look in the file, and tells how far the run is.
+    It notes the throughput since the last look in the file, and tells how far the run is.
     """
 
     def __init__(self, config: RolloutConfig, driver: Driver, state: RunState, status: Status):
@@ -127,7 +109,7 @@ class Monitor:
         self._looked_at, self._seen_env_steps = now_s, env_steps
 
     def _note_interval(self, collector: Collector, now_s: float) -> None:
-        """Have the throughput since the last look stored, and shown when it is time for it."""
+        """Store the throughput since the last look, and show it when it is time for it."""
         env_steps = collector.tally.env_steps
         new = np.array([env_steps - self._seen_env_steps, now_s - self._looked_at])
         self._state.file.add_interval(now_s - self._began_at, env_steps, new[0] / new[1])
@@ -166,20 +148,7 @@ class LostRank:
 
 
 class LostRanks:
-    """The root's list of ranks that are gone.
-
-    Parameters
-    ----------
-    hosts
-        Of all ranks, in rank order.
-    show
-        Writes to stderr.
-
-    Attributes
-    ----------
-    all
-        In the order in which they were lost.
-    """
+    """The root's list of ranks that are gone, `all` in the order in which they were lost; `show` tells the user."""
 
     def __init__(self, config: RolloutConfig, driver: Driver, hosts: list[str], show: Callable[[str], None]):
         self.all: list[LostRank] = []

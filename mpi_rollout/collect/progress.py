@@ -16,13 +16,15 @@ BAR_EVERY_S = 0.5
 LEAST_BAR = len(" 34%|##########| ")
 
 
-class Shares:
-    """The share of time in envs, exchange, policy and writing, since the last asking."""
+class Recent:
+    """Where the time went since the last asking."""
 
     def __init__(self, clock: Clock):
         self._clock, self._before = clock, dict(clock.seconds)
+        self._step_s: np.ndarray | float = 0.0
 
-    def take(self) -> str:
+    def shares(self) -> str:
+        """Return the shares of envs, exchange, policy and writing."""
         now = dict(self._clock.seconds)
         spent = {phase: now[phase] - self._before[phase] for phase in now}
         self._before = now
@@ -31,28 +33,21 @@ class Shares:
         parts = {"envs": spent["step"], "exchange": exchange, "policy": spent["policy"], "write": spent["write"]}
         return ", ".join(f"{name} {100 * value / total:.0f}%" for name, value in parts.items())
 
-
-class Slowest:
-    """The rank that keeps the others waiting, if one does, since the last asking."""
-
-    def __init__(self) -> None:
-        self._before: np.ndarray | float = 0.0
-
-    def take(self, step_s: np.ndarray) -> str:
-        """Say which one it is.
+    def slowest(self, step_s: np.ndarray) -> str:
+        """Return the rank that keeps the others waiting, if one does.
 
         Parameters
         ----------
         step_s
             Each rank's seconds in its envs so far; 0 where it has none.
         """
-        spent = step_s - self._before
-        self._before = step_s.copy()
+        spent = step_s - self._step_s
+        self._step_s = step_s.copy()
         median = float(np.median(spent[spent > 0])) if (spent > 0).any() else 0.0
         slowest = int(spent.argmax())
         if median == 0 or spent[slowest] < SLOW * median:
             return ""
-        return f", slowest rank {slowest} ({spent[slowest] / median:.1f}x median)"
+        return f"slowest rank {slowest} ({spent[slowest] / median:.1f}x median)"
 
 
 class Bar:
@@ -70,9 +65,9 @@ class Bar:
         from tqdm import tqdm  # Only where there is a bar.
 
         self._tqdm, self._terminal, self._instead = tqdm, terminal, instead
-        self._total, self._shares, self._slowest = num_steps, Shares(clock), Slowest()
+        self._total, self._recent = num_steps, Recent(clock)
         self._begin: tuple[int, float] | None = None
-        self._num_columns = 0  # Of what is shown.
+        self._num_columns = 0  # The width of what is shown.
 
     def tell(self, num_steps: int, env_steps: int, env_steps_per_s: float, step_s: np.ndarray) -> None:
         if self._terminal.is_gone:
@@ -85,15 +80,15 @@ class Bar:
             f"{env_steps_per_s:,.0f} env steps/s",
             self._left(num_steps, now),
             f"{num_steps:,}/{counted(self._total, 'step')}",
-            *self._shares.take().split(", "),
-            self._slowest.take(step_s).removeprefix(", "),
+            *self._recent.shares().split(", "),
+            self._recent.slowest(step_s),
             counted(env_steps, "env step"),
         ]
-        self._num_columns = max(self._terminal.columns - len("^C "), 1)  # Which is to stay in the line.
+        self._num_columns = max(self._terminal.columns - len("^C "), 1)  # What is shown stays in one line.
         self._terminal.write("\r" + self._line(num_steps, parts))
 
     def _left(self, num_steps: int, now: float) -> str:
-        """Return how long the rest takes if it goes on as since the first time that the bar was shown."""
+        """Estimate the time that is left from the rate since the bar was first shown."""
         first, began_at = self._begin or (num_steps, now)
         if num_steps == first:
             return ""
@@ -104,13 +99,9 @@ class Bar:
         """Return a line with what has room of these parts, the most important first, and a bar in the rest of it."""
         text = fitting(parts, self._num_columns - LEAST_BAR)
         is_ascii = not self._terminal.encoding.lower().startswith("utf")
+        form = "{percentage:3.0f}%|{bar}| " + text
         line = self._tqdm.format_meter(
-            num_steps,
-            self._total,
-            0,
-            ncols=self._num_columns,
-            ascii=is_ascii,
-            bar_format="{percentage:3.0f}%|{bar}| " + text,
+            num_steps, self._total, 0, ncols=self._num_columns, ascii=is_ascii, bar_format=form
         )
         return line[: self._num_columns].ljust(self._num_columns)
 
@@ -134,39 +125,26 @@ def fitting(parts: Sequence[str], num_columns: int) -> str:
 class Lines:
     """A plain line now and then, for logs; the first after a second, so that one sees that it runs."""
 
-    def __init__(self, num_steps: int, clock: Clock):
-        self._total, self._shares, self._slowest = num_steps, Shares(clock), Slowest()
-        self.every_s = 1.0
+    def __init__(self, num_steps: int, clock: Clock, every_s: float = 1.0):
+        self._total, self._recent, self.every_s = num_steps, Recent(clock), every_s
 
     def tell(self, num_steps: int, env_steps: int, env_steps_per_s: float, step_s: np.ndarray) -> None:
         self.every_s = LINE_EVERY_S
-        say(
-            f"mpi_rollout: {num_steps:,} of {counted(self._total, 'step')} ({100 * num_steps / self._total:.0f}%), "
-            f"{counted(env_steps, 'env step')}, {env_steps_per_s:,.0f} env steps/s, {self._shares.take()}"
-            f"{self._slowest.take(step_s)}\n",
-            patience_s=0.0,
-        )
+        parts = [
+            f"mpi_rollout: {num_steps:,} of {counted(self._total, 'step')} ({100 * num_steps / self._total:.0f}%)",
+            counted(env_steps, "env step"),
+            f"{env_steps_per_s:,.0f} env steps/s",
+            self._recent.shares(),
+            self._recent.slowest(step_s),
+        ]
+        say(", ".join(filter(None, parts)) + "\n", patience_s=0.0)
 
     def close(self) -> None:
         pass
 
 
-class NoProgress:
-    """Nothing."""
-
-    every_s = float("inf")
-
-    def tell(self, *_: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def make_progress(kind: str, num_steps: int, clock: Clock) -> Bar | Lines | NoProgress:
-    """Make what `--progress` names; `auto` is a bar where a terminal shows it, else lines."""
-    lines = Lines(num_steps, clock)
+def make_progress(kind: str, num_steps: int, clock: Clock) -> Bar | Lines:
+    """Make what `--progress` names; `auto` is a bar where a terminal shows it, else lines; `none` never tells."""
+    lines = Lines(num_steps, clock, float("inf") if kind == "none" else 1.0)
     terminal = open_terminal() if kind in ("auto", "bar") else None
-    if kind == "bar" or terminal:
-        return Bar(num_steps, clock, terminal or Stderr(), lines)
-    return NoProgress() if kind == "none" else lines
+    return Bar(num_steps, clock, terminal or Stderr(), lines) if kind == "bar" or terminal else lines

@@ -21,14 +21,14 @@ from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import SingleRankComm
 from mpi_rollout.ranks.set_up import EnvFacts, Plan, RankEnvs, assemble
 
-READ_NBYTES = 2**24  # Of a column, at a time.
+READ_NBYTES = 2**24  # How much of a column is read at a time.
 LEARNING_S, LONGEST_HISTORY_S = 5.0, 1800.0  # After the first, it is known how long the whole takes.
 RESULT_NAMES = [leaf.path for leaf in RESULTS]
 Rows = Any  # A dataset, or an array: (num_steps, num_envs, ...).
 
 
 def driver_of(make: EnvMaker, envs: VectorEnv) -> Driver:
-    """Return what drives these envs in this process, as the root of a job drives all envs."""
+    """Return a driver of these envs in this process, as the root of a job drives all envs."""
     plan = Plan(make, Division(envs.num_envs, 1), wait="spin")
     worker, _ = assemble(SingleRankComm(), RankEnvs(plan, (envs,), EnvFacts.of(envs)))  # type: ignore[arg-type]
     return Driver(worker.exchanges, worker, "pass")
@@ -127,7 +127,7 @@ class Replay:
         self._compare([*self._results, *self._observations], 1, first, num_steps)
 
     def _take(self, actions: list[np.ndarray]) -> None:
-        """Have all envs take steps.  A rank may cut them short, to serve others, and takes the rest then."""
+        """Step all envs.  A rank may cut the steps short to serve others; it then takes the rest."""
         driver, done = self._driver, dict.fromkeys(self._driver.lanes, 0)
         while waiting := [lane for lane in driver.lanes if done[lane] < len(actions[0])]:
             for lane in waiting:
@@ -182,7 +182,7 @@ class StoredRows:
 
 
 def rows_differ(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Tell of each env in each row whether its bytes differ: NaN is equal to itself, 0.0 is not -0.0."""
+    """Compare the bytes of each env in each row: NaN is equal to itself, 0.0 is not -0.0."""
     flat = [np.ascontiguousarray(array).reshape(*array.shape[:2], -1).view(np.uint8) for array in (first, second)]
     return (flat[0] != flat[1]).any(axis=2)
 

@@ -1,5 +1,6 @@
 """What a run says about itself when it is over: for people, and as JSON."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -9,10 +10,10 @@ from mpi_rollout.collect.monitor import LostRank
 from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.text import counted
 
-MUCH = 0.15  # Of the time, in waiting for other ranks and their messages.
-MOST = 0.9  # Of a core: on a quiet machine ranks have 0.99.
-ROOT_GAIN = 0.05  # Of the time, by another number of envs for rank 0: less comes and goes.
-ADVICE_S = 2.0  # Of a run: in a shorter one, ranks differ and wait by chance.
+MUCH = 0.15  # A large share of the time, spent in waiting for other ranks and their messages.
+MOST = 0.9  # A share of a core: on a quiet machine ranks have 0.99.
+ROOT_GAIN = 0.05  # The share of time that another number of envs on rank 0 must save: less comes and goes.
+ADVICE_S = 2.0  # The shortest run with advice: in a shorter one, ranks differ and wait by chance.
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,12 @@ class RunFigures:
 
     Parameters
     ----------
-    seconds
-        From the first step to the last commit, without what measuring the limit took.
     env_steps
         Transitions: rows that only reset are not counted.
-    phases
-        The root's seconds by phase.
-    step_s
-        Each rank's seconds in its envs.
+    seconds
+        From the first step to the last commit, without what measuring the limit took.
+    phases, step_s
+        The root's seconds by phase; each rank's seconds in its envs.
     slowest_s, mean_s
         Sums over steps of the slowest rank's seconds and of the ranks' mean.
     first_ready
@@ -37,18 +36,14 @@ class RunFigures:
         Pairs of env steps per second, of a part of the run and of the bare loops before and after it.
     restarts
         How often envs were restarted, by their index.
-    num_steps_before
-        Steps that earlier starts of the run have taken.
-    catch_up_s
-        Seconds in which the envs were brought back to where they were then.
+    num_steps_before, catch_up_s
+        Steps that earlier starts of the run have taken; seconds in which the envs were brought back to there.
     order_bytes, slot_bytes
         Of one exchange: what goes to every rank, and what comes back from each.
-    lost
-        Ranks that the run went on without.
     wrong_values
         Observations and rewards in the file that are not what their spaces promise, see `storage.values`.
     slept
-        Ranks slept while they waited for messages, see `waiting`.
+        Ranks slept while they waited for messages.
     fragment_length
         The largest number of steps between two exchanges.
     inference
@@ -114,32 +109,14 @@ class RunFigures:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for `--json`."""
-        derived = {
-            "env_steps_per_s": self.env_steps_per_s,
-            "losses": self.losses,
-            "ratio_to_limit": self.ratio_to_limit,
-        }
-        return asdict(self) | derived
-
-    def _shared_cores(self) -> list[str]:
-        """Return a line if it cost much that ranks did not have their cores to themselves."""
-        losses = self.losses
-        lost = sum(losses.get(name, 0.0) for name in ("imbalance", "exchange", "gather"))
-        shares = [rank["core_share"] for rank in self.ranks if rank.get("core_share") is not None]
-        if len(self.ranks) < 2 or self.seconds < ADVICE_S or lost < MUCH or min(shares, default=1.0) > MOST:
-            return []
-        sleep = "" if self.slept else "--wait sleep, "
-        return [
-            f"ranks had {min(shares):.2f} of a core while they had something to do: other programs or ranks share "
-            f"these cores; use fewer ranks, {sleep}or sbatch --exclusive"
-        ]
+        derived = "env_steps_per_s", "losses", "ratio_to_limit"
+        return asdict(self) | {name: getattr(self, name) for name in derived}
 
     def balanced_root_envs(self) -> tuple[int, float] | None:
-        """Return how many envs of rank 0 would have all ranks be ready at the same time, and the share of time won.
+        """Return with how many envs on rank 0 all ranks would be ready together, and the share of time won.
 
-        By the measured seconds of an env on rank 0 and on the others.  What rank 0 does besides counts where no rank
-        waits for another; in lockstep that comes when the others have stepped, and only slows its own envs down.
-        None where that cannot be told.
+        It follows from the measured seconds of an env on rank 0 and on the others.  Rank 0's other work counts where no
+        rank waits for another; in lockstep it comes when the others have stepped.  None where it cannot be told.
         """
         num_envs = [int(rank["num_envs"]) for rank in self.ranks]
         own, others, num_others = num_envs[0], sum(num_envs[1:]), len(num_envs) - 1
@@ -162,63 +139,57 @@ class RunFigures:
         slowest = int(np.argmax(self.step_s))
         shares = ", ".join(f"{name} {100 * share:.1f}%" for name, share in self.losses.items())
         num_taken = self.num_steps - self.num_steps_before
-        earlier = f"this start only: earlier ones took {self.num_steps_before:,} of the {self.num_steps:,} steps"
-        return [
+        lines = [
             f"{counted(self.env_steps, 'env step')} in {self.seconds:.2f} s: {self.env_steps_per_s:,.0f} env steps/s "
-            f"({counted(self.num_envs, 'env')} x {counted(num_taken, 'step')} on {counted(self.num_ranks, 'rank')})",
-            *([earlier] if self.num_steps_before else []),
-            f"{'time' if self.in_lockstep else 'time of the root'}: {shares}",
-            *self._exchange(),
+            f"({counted(self.num_envs, 'env')} x {counted(num_taken, 'step')} on {counted(self.num_ranks, 'rank')})"
+        ]
+        if self.num_steps_before:
+            lines += [
+                f"this start only: earlier ones took {self.num_steps_before:,} of the {counted(self.num_steps, 'step')}"
+            ]
+        lines += [f"{'time' if self.in_lockstep else 'time of the root'}: {shares}"]
+        if self.fragment_length > 1 or self.inference == "workers":
+            who = "the ranks chose the actions" if self.inference == "workers" else "rank 0 sent the actions"
+            lines += [f"fragments of {counted(self.fragment_length, 'step')} at most; {who}"]
+        lines += [
             f"slowest rank: {slowest} ({self.ranks[slowest]['host']}), {self.step_s[slowest]:.2f} s in its envs; ranks "
-            f"on average {self.mean_s:.2f} s",
-            *self._root_envs(),
-            *self._limit(),
-            *self._shared_cores(),
-            *self._faults(),
-            f"file: {self.file} ({'complete' if self.complete else 'unfinished'})",
+            f"on average {self.mean_s:.2f} s"
         ]
+        state = "complete" if self.complete else "unfinished"
+        return [*lines, *self._advice(), *self._faults(), f"file: {self.file} ({state})"]
 
-    def _exchange(self) -> list[str]:
-        """Return a line about fragments, if there were any."""
-        if self.fragment_length == 1 and self.inference == "root":
-            return []
-        who = "the ranks chose the actions" if self.inference == "workers" else "rank 0 sent the actions"
-        return [f"fragments of {counted(self.fragment_length, 'step')} at most; {who}"]
+    def _advice(self) -> Iterator[str]:
+        """Yield how far the run was from the limit, and what would bring it closer."""
+        balanced, own = self.balanced_root_envs(), self.ranks[0]["num_envs"]
+        if balanced is not None and balanced[1] >= ROOT_GAIN and self.seconds >= ADVICE_S:
+            best, gain = balanced
+            what = f"rank 0 had {counted(own, 'env')} beside its own work"
+            yield f"{what}; --root-envs {best} would save about {100 * gain:.0f}% of the time"
+        if self.limit:
+            ratios = [rate / limit for rate, limit in self.limit]
+            limit = float(np.median([limit for _, limit in self.limit]))
+            yield (
+                f"limit: {limit:,.0f} env steps/s (bare env.step loops on all ranks at once); parts of the run reached "
+                f"{self.ratio_to_limit:.3f} of it (median of {len(ratios)}, {min(ratios):.3f} to {max(ratios):.3f})"
+            )
+        lost = sum(self.losses.get(name, 0.0) for name in ("imbalance", "exchange", "gather"))
+        share = min((rank["core_share"] for rank in self.ranks if rank.get("core_share") is not None), default=1.0)
+        if len(self.ranks) > 1 and self.seconds >= ADVICE_S and lost >= MUCH and share <= MOST:
+            yield (
+                f"ranks had {share:.2f} of a core while they had something to do: other programs or ranks share these "
+                f"cores; use fewer ranks, {'' if self.slept else '--wait sleep, '}or sbatch --exclusive"
+            )
 
-    def _root_envs(self) -> list[str]:
-        """Return a line if rank 0 had too many or too few envs beside its own work."""
-        balanced = self.balanced_root_envs()
-        if balanced is None or balanced[1] < ROOT_GAIN or self.seconds < ADVICE_S:
-            return []
-        best, gain = balanced
-        own = self.ranks[0]["num_envs"]
-        what = f"rank 0 had {counted(own, 'env')} beside its own work"
-        return [f"{what}; --root-envs {best} would save about {100 * gain:.0f}% of the time"]
-
-    def _limit(self) -> list[str]:
-        """Return a line about the limit, if it was measured."""
-        if not self.limit:
-            return []
-        ratios = [rate / limit for rate, limit in self.limit]
-        limit = float(np.median([limit for _, limit in self.limit]))
-        return [
-            f"limit: {limit:,.0f} env steps/s (bare env.step loops on all ranks at once); parts of the "
-            f"run reached {self.ratio_to_limit:.3f} of it (median of {len(ratios)}, "
-            f"{min(ratios):.3f} to {max(ratios):.3f})"
-        ]
-
-    def _faults(self) -> list[str]:
-        """Return a line about each thing that went wrong and did not end the run."""
-        lines = []
+    def _faults(self) -> Iterator[str]:
+        """Yield a line about each thing that went wrong and did not end the run."""
         if self.restarts:
             first = ", ".join(map(str, list(self.restarts)[:8])) + (", ..." if len(self.restarts) > 8 else "")
             times = counted(sum(self.restarts.values()), "time")
-            lines.append(f"restarted after failures: {times}, envs {first}; see /faults")
+            yield f"restarted after failures: {times}, envs {first}; see /faults"
         if self.wrong_values:
-            lines.append(f"stored as they were: {wrong_values_text(self.wrong_values)}")
+            yield f"stored as they were: {wrong_values_text(self.wrong_values)}"
         if self.lost:
             num_lost = sum(rank.num_envs for rank in self.lost)
-            lines.append(f"lost {num_lost} of {counted(self.num_envs, 'env')}: {'; '.join(map(str, self.lost))}")
+            yield f"lost {num_lost} of {counted(self.num_envs, 'env')}: {'; '.join(map(str, self.lost))}"
         if self.num_waits:
-            lines.append(f"waited {counted(self.num_waits, 'time')} for the disk")
-        return lines
+            yield f"waited {counted(self.num_waits, 'time')} for the disk"

@@ -16,7 +16,7 @@ from mpi_rollout.process.console import say
 from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
-    from mpi_rollout.storage.untrusted import OpenFile  # For the root alone: imports are the job's start-up time.
+    from mpi_rollout.storage.untrusted import OpenFile  # Only the root imports it: imports are the job's start-up time.
 
 WAY_OUT = "keep what there is with mpi_rollout recover"
 MOST_SAID = 8  # Envs that are named one by one.
@@ -98,7 +98,7 @@ def load(block: Block, past: Past, lost: Collection[int], file: "OpenFile") -> N
 
 
 def earlier_observations(driver: Driver, past: Past, file: "OpenFile") -> Callable[[int], Tree]:
-    """Return what gives the observations of an earlier step, of as many of the last ones as are kept in memory."""
+    """Return a function that gives the observations of an earlier step, of the last ones that memory keeps."""
     datasets = _observations(driver, file)
     row_nbytes = max(1, sum(dataset.nbytes // max(1, len(dataset)) for dataset in datasets))
     first = max(0, past.num_steps - max(1, READ_NBYTES // row_nbytes))
@@ -114,7 +114,7 @@ def earlier_observations(driver: Driver, past: Past, file: "OpenFile") -> Callab
 
 
 def show_observations(driver: Driver, past: Past, file: "OpenFile") -> None:
-    """Have policies on the ranks see what was stored last: envs that are to begin an episode do not know it."""
+    """Show policies on the ranks the observations stored last: envs that are to begin an episode do not have them."""
     driver.call_ranks("show_observations", [dataset[past.num_steps] for dataset in _observations(driver, file)])
 
 

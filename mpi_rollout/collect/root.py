@@ -2,6 +2,7 @@
 
 import json
 import os
+import traceback
 from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -38,8 +39,8 @@ from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
 from mpi_rollout.exchange import job_end, world
-from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
-from mpi_rollout.policies.model import PolicySource, called_model
+from mpi_rollout.policies.blocks import BlockPolicy
+from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.policies.sources import load_model
 from mpi_rollout.process.clock import utc_now
@@ -56,23 +57,13 @@ if TYPE_CHECKING:
         ClaimedOutput,  # Imports h5py: a worker's imports are the job's start-up time.
     )
 
-NUM_PARTS = 5  # Of a run whose limit is measured before, between and after them.
+NUM_PARTS = 5  # The parts of a run whose limit is measured before, between and after them.
 NUM_BLOCKS = 3
 UNREAD_NBYTES, UNREAD_ROWS = 2**20, 2**10
 
 
 class Root:
-    """Drives one run.
-
-    Parameters
-    ----------
-    output
-        What there is already.
-    facts
-        What the envs say of themselves.
-    hosts
-        Of all ranks, in rank order.
-    """
+    """Drives one run; `output` is what there is of it already, and `hosts` are those of all ranks."""
 
     def __init__(
         self,
@@ -122,7 +113,8 @@ class Root:
             if job_end.is_loss(error):
                 raise
             words = filter(None, (f"{self._state.place}: {words_of(error)}", shadowing(error, is_named=True)))
-            return self._end.fail_unexpectedly(error, "; ".join(words))
+            say("".join(traceback.format_exception(error)))
+            return self._end.fail(RolloutError("; ".join(words)))
 
     def _collect(self) -> Collector:
         if self._output.warning:
@@ -130,7 +122,11 @@ class Root:
         past = self._state.past
         self._lengths = prepare_lengths(self._config, self._driver)
         self._source = self._make_source()
-        collector = self._start() if past is None else self._resume(past)
+        if past is None:
+            collector = self._make_collector({})
+            collector.start()
+        else:
+            collector = self._resume(past)
         before = self._measure_limit() if self._config.measure_limit else 0.0
         for num_steps in self._parts():
             rate = self._advance(collector, num_steps)
@@ -143,9 +139,8 @@ class Root:
     def _make_source(self) -> ActionSource:
         """Load the policy, on all ranks if they ask it; return where the actions come from."""
         config, policy, driver, most = self._config, self._policy, self._driver, self._lengths.most
-        options, spaces = PolicyOptions(config.block, config.seed), (driver.observation_space, driver.action_space)
         if config.acts_on_ranks:
-            PolicyOnRanks(driver, policy, options, config.actions)
+            PolicyOnRanks(driver, policy, config.actions, config.block, config.seed)
             return RankActions(driver)
         if config.is_random:
             is_sent_again = config.on_rank_loss == "shrink" and most > 1  # Such an order has no second message.
@@ -157,16 +152,12 @@ class Root:
             return PolicyActions(driver, policy.call, most)
         if most > 1:
             raise too_short(most, "leave out --policy-on root")
-        model = driver.worker.policy.model if policy.call is None else called_model(policy.call, spaces[0])
-        return ModelActions(driver, BlockPolicy(model or load_model(policy, *spaces), *spaces, options))
-
-    def _start(self) -> Collector:
-        collector = self._make_collector({})
-        collector.start()
-        return collector
+        spaces = driver.observation_space, driver.action_space
+        model = driver.worker.policy.model or load_model(policy, *spaces)
+        return ModelActions(driver, BlockPolicy(model, *spaces, config.block, config.seed))
 
     def _resume(self, past: Past) -> Collector:
-        """Be where an earlier start of the run came to."""
+        """Go on from the last step that an earlier start of the run committed."""
         from mpi_rollout.storage.untrusted import open_unmarked
 
         self._status.tell("running", num_steps=self._state.num_safe)
@@ -198,6 +189,7 @@ class Root:
     def _make_sink(self, lost: Mapping[int, int]) -> Sink:
         # h5py is for the root alone: a worker's imports are the job's start-up time.
         from mpi_rollout.storage import schema, writer
+        from mpi_rollout.storage.ownership import check_free_space
         from mpi_rollout.storage.run_file import Prefix
 
         spaces, contents = (self._facts.observation_space, self._facts.action_space), self._driver.exchanges.contents
@@ -214,7 +206,7 @@ class Root:
         # The unfinished file of before goes when the new one is there; a complete one stays until the end.
         is_continued = past is not None and source != self._config.path
         old_nbytes = os.path.getsize(source) if is_continued else 0
-        if size := schema.check_free_space(self._config, nbytes, old_nbytes):
+        if size := check_free_space(self._config, nbytes, old_nbytes):
             say(f"mpi_rollout: {size}\n")
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
         prefix = None if past is None else Prefix(past.num_steps, source, lost)

@@ -119,7 +119,7 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
 
 
 def _hear_signals() -> list[int]:
-    """Have SIGINT and SIGTERM interrupt the making of envs, and SIGUSR1 wait for its end; return those that come.
+    """Let SIGINT and SIGTERM interrupt the making of envs, and SIGUSR1 wait for its end; return the signals that come.
 
     What an env does not let through stops the run before its first step.
     """
@@ -131,7 +131,7 @@ def _hear_signals() -> list[int]:
 
     handlers = {signal.SIGUSR1: lambda number, frame: asked.append(number), signal.SIGINT: interrupt}
     for number, handler in (handlers | {signal.SIGTERM: interrupt}).items():
-        if signal.getsignal(number) != signal.SIG_IGN:  # As of a program that a shell runs in the background.
+        if signal.getsignal(number) != signal.SIG_IGN:  # A shell ignores them for a program in the background.
             signal.signal(number, handler)
     return asked
 
@@ -179,7 +179,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         As `run`.
     """
     from mpi_rollout.storage.output import check_output
-    from mpi_rollout.storage.schema import check_free_space
+    from mpi_rollout.storage.ownership import check_free_space
 
     with as_refusals():
         seed_global_generators(config.seed, world.ROOT)
@@ -200,7 +200,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
 
 
 def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
-    """Return what all ranks have in common.
+    """Return the plan that all ranks share.
 
     Raises
     ------
@@ -237,6 +237,6 @@ def check_facts(config: RolloutConfig, facts: EnvFacts | None) -> None:
 
 
 def fingerprint(config: RolloutConfig, rank_envs: RankEnvs) -> dict[str, str]:
-    """Return what must be the same on all ranks, as text."""
+    """Return as text what the ranks compare: it must be the same on all of them."""
     marks = {"the configuration": config.to_json(), "the versions": json.dumps(versions())}
     return marks | rank_envs.fingerprint()

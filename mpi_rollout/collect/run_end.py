@@ -2,10 +2,9 @@
 
 import json
 import os
-import traceback
 
 from mpi_rollout.collect.collector import Collector
-from mpi_rollout.collect.monitor import LostRanks, Monitor, RankReport, RunState
+from mpi_rollout.collect.monitor import LostRanks, Monitor, RunState
 from mpi_rollout.collect.report import RunFigures
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.drive.driver import Driver
@@ -45,26 +44,21 @@ class RunEnd:
         if isinstance(error, RankError | PolicyError):
             say(error.stack)
         kept = ""
-        if self._state.writer is not None and not isinstance(error, StorageError):
-            try:
+        try:
+            if self._state.writer is not None and not isinstance(error, StorageError):
                 kept = self._keep()
                 if kept and isinstance(error, Interrupted) and self._is_resumable:
                     kept += "; the same command continues"
-            except RolloutError as second:
-                error.args = (*error.args, "; then ", *second.args)
-                error.exit_code = second.exit_code
+        except RolloutError as second:
+            error.args = (*error.args, "; then ", *second.args)
+            error.exit_code = second.exit_code
         message = error.shown(as_flag)
         say(f"mpi_rollout: {message}{kept}\n")
-        if not isinstance(error, UsageError):  # Else another run writes there, and the status is its own.
+        if not isinstance(error, UsageError):  # After that the status may be another run's.
             self.tell_failed(error, error.exit_code, message)
         if self._config.json:
             self._print(json.dumps({"error": message + kept, "exit_code": error.exit_code}))
         return error.exit_code
-
-    def fail_unexpectedly(self, error: Exception, message: str) -> int:
-        """As `fail`, of an error that is not one of a run."""
-        say("".join(traceback.format_exception(error)))
-        return self.fail(RolloutError(message))
 
     def tell_failed(self, error: BaseException, code: int, message: str) -> None:
         """Write into the status that the run did not come to its end."""
@@ -104,28 +98,23 @@ class RunEnd:
         from mpi_rollout.storage.run_file import Ending
 
         self._monitor.progress.close()
-        state, ranks = self._state, self._lost_ranks.reports()
-        ending = Ending(utc_now(), collector.tally.env_steps, state.seconds, ranks, state.limit, complete)
-        file = state.file.finish(ending)
+        config, state, tally = self._config, self._state, collector.tally
+        ranks, exchange = self._lost_ranks.reports(), self._driver.lanes[0].exchange
+        file = state.file.finish(Ending(utc_now(), tally.env_steps, state.seconds, ranks, state.limit, complete))
         self._monitor.say_warnings()
-        return self._figures(collector, file, ranks, complete)
-
-    def _figures(self, collector: Collector, file: str, ranks: list[RankReport], complete: bool) -> RunFigures:
-        state, tally, exchange = self._state, collector.tally, self._driver.lanes[0].exchange
-        inference = collector.source.inference
         length = collector.lengths.longest
         return RunFigures(
             file=file,
             num_ranks=len(ranks),
-            num_envs=self._config.num_envs,
+            num_envs=config.num_envs,
             num_steps=collector.num_steps,
             env_steps=tally.env_steps,
             seconds=state.seconds,
             phases=state.phases,
             ranks=[{key: value for key, value in rank.items() if key != "fault"} for rank in ranks],
             step_s=tally.step_s.tolist(),
-            in_lockstep=self._config.batch_size is None and self._config.num_groups == 1,
-            first_ready=self._config.batch_size is not None,
+            in_lockstep=config.batch_size is None and config.num_groups == 1,
+            first_ready=config.batch_size is not None,
             slowest_s=tally.slowest_s,
             mean_s=tally.mean_s,
             num_waits=state.file.num_waits,
@@ -136,12 +125,12 @@ class RunEnd:
             complete=complete,
             wrong_values=state.file.values.wrong if state.file.values is not None else [],
             mpi_library=world.library_name(),
-            order_bytes=exchange.order.nbytes_of(1 if inference == "workers" else length),
+            order_bytes=exchange.order.nbytes_of(1 if collector.source.inference == "workers" else length),
             slot_bytes=length * exchange.layout.nbytes,
             lost=self._lost_ranks.all,
             slept=self._driver.exchanges.way == "sleep",
             fragment_length=length,
-            inference=inference,
+            inference=collector.source.inference,
         )
 
     @staticmethod
@@ -150,5 +139,5 @@ class RunEnd:
 
 
 def steps_before(num_steps: int) -> str:
-    """Return how many steps were taken before, with its verb."""
+    """Say how many steps were taken before."""
     return f"{counted(num_steps, 'step')} before {'is' if num_steps == 1 else 'are'}"

@@ -68,7 +68,7 @@ def _without_suffix(path: str) -> str:
     """Return the name of a recovered file, if nobody gives one."""
     if path.endswith(SUFFIX):
         return path.removesuffix(SUFFIX)
-    if in_sandbox("mpi_rollout.storage.structure:identity", path)["complete"]:
+    if in_sandbox("mpi_rollout.storage.checked_file:identity", path)["complete"]:
         raise AlreadyComplete(f"{path} is complete already; there is nothing to recover")
     raise UsageError(f"recover: {path} does not end with {SUFFIX}; give the new file's name, too")
 

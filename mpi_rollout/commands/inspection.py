@@ -19,7 +19,7 @@ from mpi_rollout.text import counted, printable
 
 PATIENCE_S = 20.0  # `inspect` reads little, and its user waits.
 SUFFIX = ".part"
-PHASES = {  # Of `clock.PHASES`, in words; measuring the limit is not the run.
+PHASES = {  # The words for `clock.PHASES`; measuring the limit is not the run.
     "step": "stepping envs",
     "gather": "gathering the ranks' data",
     "wait": "waiting for orders",

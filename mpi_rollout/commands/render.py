@@ -30,13 +30,13 @@ from mpi_rollout.envs.env_maker import EnvMaker, make_slice, maker_of
 from mpi_rollout.envs.faults import raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError
-from mpi_rollout.storage.structure import committed_resets
+from mpi_rollout.storage.checked_file import committed_resets
 from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.text import counted, words_of
 
 MODE = "rgb_array"
 NAMES = ("best", "worst", "longest", "first")
-FPS = 30.0  # Where the env does not say.
+FPS = 30.0  # The frames per second where the env does not say.
 HEADLESS = "for MuJoCo without a display set MUJOCO_GL to egl or osmesa"
 
 
@@ -63,7 +63,7 @@ def render(path: str, shot: Shot, consent: Consent, as_json: bool = False) -> li
         row = chosen(data, shot.episode, path)
         check_can_begin(data, row, path)
         consent.check(data.config, path)
-        if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):  # Else MuJoCo and pygame look for one.
+        if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):  # MuJoCo and pygame need one.
             os.environ.setdefault("MUJOCO_GL", "egl"), os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         maker = maker_of(data.config)
         with closing(_made(maker, int(row["env_index"]))) as envs, open_unmarked(data.path) as file:
@@ -141,7 +141,7 @@ def _made(maker: EnvMaker, env_index: int) -> LoopVectorEnv:
 
 
 def _drawing(maker: EnvMaker) -> EnvMaker:
-    """Return what makes the same envs with `render_mode`, where a factory takes it."""
+    """Return a maker of the same envs with `render_mode`, where a factory takes it."""
     if not isinstance(maker.env, str) and not _takes_mode(maker.env):
         return maker
     if isinstance(maker.kwargs, tuple):

@@ -25,13 +25,13 @@ from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError
+from mpi_rollout.storage.checked_file import committed_episodes, committed_resets, reproducibility_of
 from mpi_rollout.storage.schema import is_recording, leaf_datasets
-from mpi_rollout.storage.structure import committed_episodes, committed_resets, reproducibility_of
 from mpi_rollout.storage.untrusted import OpenFile, open_unmarked, parsed
 from mpi_rollout.stored_config import read_config
 from mpi_rollout.text import counted, words_of
 
-ROOM_NBYTES, MOST_ROOM = 2**22, 256  # Of the steps of an episode that are compared at a time.
+ROOM_NBYTES, MOST_ROOM = 2**22, 256  # The size and number of the steps of an episode that are compared at a time.
 HISTORY_WAY_OUT = "without --replay the file can be verified"
 
 
@@ -159,7 +159,7 @@ class StoredEpisodes:
         self._episodes, self._resets = committed_episodes(file), committed_resets(file)
 
     def replay(self, driver: Driver, row: np.void) -> Replay:
-        """Return what replays an episode with the only env of a driver."""
+        """Return a function that replays an episode with the only env of a driver."""
         is_before = (self._episodes["env_index"] == row["env_index"]) & (self._episodes["start"] < row["start"])
         number, start = np.array([np.count_nonzero(is_before)]), np.zeros(1, np.int64)
         past = Past(self._seed, int(row["length"]), number, start, given_seeds=(int(row["seed"]),))
@@ -210,7 +210,7 @@ def check_spaces(attributes: Mapping[str, object], envs: VectorEnv) -> None:
     spaces = {"observation": envs.single_observation_space, "action": envs.single_action_space}
     described = {name: describe_space(space) for name, space in spaces.items()}
     stored = parsed(attributes, "spaces", dict)
-    for other in ("extra", "info"):  # Of the policy, and what is not compared.
+    for other in ("extra", "info"):  # The policy's extras, and infos, which are not compared.
         stored.pop(other, None)
     if json.dumps(described) != json.dumps(stored):
         of_file, here = json.dumps(stored), json.dumps(described)
@@ -228,7 +228,7 @@ def check_promise(file: OpenFile, envs: VectorEnv) -> None:
 
 
 def called(row: np.void) -> str:
-    """Return how an episode is called."""
+    """Return the name of an episode in messages."""
     return f"the episode of env {row['env_index']} from step {row['start']:,} on, seed {row['seed']},"
 
 

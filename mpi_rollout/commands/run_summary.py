@@ -14,8 +14,7 @@ from mpi_rollout.commands import style
 from mpi_rollout.commands.inspection import PHASES
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.schema import INTERVAL, LIMIT, RANK, is_recording
-from mpi_rollout.storage.structure import steadily
-from mpi_rollout.storage.untrusted import Tell, count, number, parsed, text
+from mpi_rollout.storage.untrusted import Tell, count, number, parsed, steadily, text
 from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ WHOLE, WIDEST = 1e9, 1e300  # With larger values, bars a unit apart or of equal 
 
 
 def summary(tell: Tell, path: str) -> dict[str, object]:
-    """Return what is in a file, as JSON can hold it."""
+    """Summarize a file in values that JSON can hold."""
     return steadily(path, lambda: _summary(tell, path))
 
 
@@ -88,7 +87,7 @@ def _throughput(checks: CheckedFile) -> dict[str, float | list[float]]:
 
 
 def _ranks(ranks: np.ndarray) -> list[dict[str, object]]:
-    """Return what each rank was and did, seconds by phase; nothing before a run's end."""
+    """Return each rank's host, envs and seconds by phase; nothing before a run's end."""
     return [
         {
             "rank": int(row["rank"]),
@@ -185,7 +184,7 @@ def _plot_spread(axes: "Axes", values: np.ndarray) -> None:
         return style.say(axes, f"from {low:.3g} to {high:.3g}")
     bins = _bins(values, low, high)
     axes.hist(values, bins.tolist(), color=style.SKY, edgecolor="w", linewidth=0.4)
-    if len(bins) < 10:  # Else a single bar is as wide as the panel.
+    if len(bins) < 10:  # Without this a single bar is as wide as the panel.
         axes.set_xlim(bins[0] - 5 * (bins[1] - bins[0]), bins[-1] + 5 * (bins[1] - bins[0]))
     axes.axvline(mean, color=style.DARK, linestyle="--", linewidth=1)
     middle = f"mean {style.human(mean)} (dashed), median {style.human(float(np.median(values)))}"
@@ -200,7 +199,7 @@ def _bins(values: np.ndarray, low: float, high: float) -> np.ndarray:
         half = 0.5 if abs(low) < WHOLE else abs(low) / 100
         return np.array([low - half, low + half])
     if high - low < WHOLE and abs(high) < WHOLE and (values == np.round(values)).all():
-        width = np.ceil((high - low + 1) / MOST_BINS)  # Else some bars would hold more numbers than others.
+        width = np.ceil((high - low + 1) / MOST_BINS)  # Without this some bars would hold more numbers than others.
         return np.arange(low - 0.5, high + width, width)
     return np.linspace(low, high, MOST_BINS + 1)
 
@@ -243,7 +242,7 @@ def _times(intervals: np.ndarray) -> np.ndarray:
 def _plot_phases(axes: "Axes", ranks: np.ndarray) -> None:
     style.frame(axes, "Where each rank's time went", "rank", "seconds", "y")
     num_ranks = len(ranks)
-    if not any(ranks[phase].any() for phase in PHASES):  # Of a recorded trainer, and before a run's end.
+    if not any(ranks[phase].any() for phase in PHASES):  # A recorded trainer has none, nor has a run before its end.
         return style.say(axes, "not measured")
     if num_ranks > MOST_BARS:  # The root's bar gets a width that can be seen.
         root = -0.025 * num_ranks

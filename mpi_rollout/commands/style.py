@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Grid = Literal["both", "x", "y", ""]
-KINDS = (".png", ".svg")  # Of the pictures of a study.
+KINDS = (".png", ".svg")  # The formats of a study's pictures.
 WIDTH, DOTS_PER_INCH = 8.0, 150  # WIDTH in inches.
 TITLE, NORMAL, SMALL, FINE = 12, 9, 8, 7  # Sizes of texts in points.
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
@@ -98,7 +98,7 @@ def label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> N
         for x, y, text, color in sorted(ends, key=lambda end: end[1])
     ]
     figure = axes.figure.canvas.figure
-    figure.draw_without_rendering()  # So that the panel has its place.
+    figure.draw_without_rendering()  # Then the panel has its place.
     height, least = axes.get_window_extent().height, 0.0
     gap = 1.35 * SMALL * figure.dpi / 72 / height
     for place, text in enumerate(texts):

@@ -31,7 +31,7 @@ class Film(NamedTuple):
 
 
 def kind_of(path: str) -> str:
-    """Return how the name of a video ends.
+    """Return the suffix of a video's name.
 
     UsageError if it can be no video, or the package that writes them is missing; StorageError if no file can be written
     there.

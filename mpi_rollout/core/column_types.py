@@ -23,16 +23,17 @@ ALL = "all"
 EXAMPLE = '\'{"lives": int, "position": [float, 3]}\''
 OPTION = Option("store_infos")
 WORDS = re.compile(r'"(?:[^"\\]|\\.)*"|([A-Za-z_]\w*)')  # Texts, which stay as they are, and words outside of them.
-Types: TypeAlias = dict[str, Any]
+
+Types: TypeAlias = dict[str, object]  # Types as a file has them: {"lives": "int64", "position": ["float64", 3]}.
 
 
-def read_type(kind: object) -> tuple[np.dtype, tuple[int, ...]]:
-    """Return the dtype and the shape that a type stands for.
+def read_type(kind: object, kinds: str = NUMBERS, most_bytes: int = 64) -> tuple[np.dtype, tuple[int, ...]]:
+    """Return the dtype, of these kinds and at most so many bytes, and the shape that a type stands for.
 
     Raises
     ------
     ValueError
-        It is no type, or not one of numbers.  The message follows the name of the column.
+        It is none.  The message follows the name of the column.
     """
     dtype, *sizes = kind if isinstance(kind, list | tuple) and kind else (kind,)
     if len(sizes) == 1 and isinstance(sizes[0], list | tuple):
@@ -43,7 +44,7 @@ def read_type(kind: object) -> tuple[np.dtype, tuple[int, ...]]:
         numbers = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError):
         raise ValueError(f"must have a dtype such as int, float or uint8, got {dtype!r:.80}") from None
-    if numbers.kind not in NUMBERS:
+    if numbers.kind not in kinds or numbers.itemsize > most_bytes:
         raise ValueError(f"must have a dtype of numbers, such as int, float or uint8, got {numbers}")
     if not all(isinstance(size, int | np.integer) and not isinstance(size, bool) and size > 0 for size in sizes):
         raise ValueError(f"must have sizes of at least 1, such as [float, 3], got {kind!r:.80}")
@@ -103,8 +104,8 @@ def checked_types(value: object) -> Types | str:
     if not isinstance(value, Mapping):
         got = shortened(json.dumps(value), 80)
         raise UsageError(OPTION, f" must be {ALL} or types such as {EXAMPLE}, got {got}")
-    types = {str(name): _stored(name, kind) for name, kind in value.items()}
-    names = dict.fromkeys([*types, *map(mask_name, types)])  # Those that the user has typed are refused first.
+    types: Types = {str(name): _checked(name, kind) for name, kind in value.items()}
+    names = dict.fromkeys([*types, *map(mask_name, types)])  # Names that the user has typed are refused first.
     try:
         check_names(names)
     except ValueError as error:
@@ -114,15 +115,16 @@ def checked_types(value: object) -> Types | str:
     return types
 
 
-def _stored(name: object, kind: object) -> str | list[object]:
+def _checked(name: object, kind: object) -> str | list[object]:
     try:
-        dtype, shape = read_type(kind)
+        dtype, shape = read_type(kind, STORED, most_bytes=8)
     except ValueError as error:
         raise UsageError(OPTION, f": {name!r} {error}") from error
-    if dtype.kind not in STORED or dtype.itemsize > 8:
-        expected = f": {name!r} must have a dtype of numbers, such as int, float or uint8, got {dtype}"
-        raise UsageError(OPTION, expected)
-    return [dtype.name, *shape] if shape else dtype.name
+    return _written(dtype, shape)
+
+
+def _written(dtype: np.dtype, shape: Sequence[int]) -> str | list[object]:
+    return [dtype.name, *shape] if shape else str(dtype.name)
 
 
 def types_in(infos: Sequence[Mapping[str, Any]]) -> tuple[Types, dict[str, str]]:
@@ -133,18 +135,19 @@ def types_in(infos: Sequence[Mapping[str, Any]]) -> tuple[Types, dict[str, str]]
     infos
         The later ones add names, and widen types of the same shape: an int may become a float.
     """
-    types: Types = {}
+    arrays: dict[str, list[np.ndarray]] = {}
     left_out: dict[str, str] = {}
-    for info in infos:
-        for keys, value in _values_in(info):
-            name, kind = "/".join(map(str, keys)), _kind_of(keys, value)
-            if isinstance(kind, np.ndarray):
-                types[name] = _widened(types.get(name), kind)
-            else:
-                left_out.setdefault(name, kind)
-    wrong = {name for name, kind in types.items() if kind is None}
-    left_out |= dict.fromkeys(wrong, "its shape changes")
-    return {name: kind for name, kind in sorted(types.items()) if kind is not None}, left_out
+    for keys, value in (named for info in infos for named in _values_in(info)):
+        name, kind = "/".join(map(str, keys)), _array_of(keys, value)
+        if isinstance(kind, np.ndarray):
+            arrays.setdefault(name, []).append(kind)
+        else:
+            left_out.setdefault(name, kind)
+    changing = {name for name, given in arrays.items() if len({array.shape for array in given}) > 1}
+    left_out |= dict.fromkeys(changing, "its shape changes")
+    kept = [(name, given) for name, given in sorted(arrays.items()) if name not in changing]
+    dtypes = [np.result_type(*{array.dtype for array in given}) for _, given in kept]
+    return {name: _written(dtype, given[0].shape) for (name, given), dtype in zip(kept, dtypes, strict=True)}, left_out
 
 
 def _values_in(info: Mapping[str, Any], outer: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -155,7 +158,7 @@ def _values_in(info: Mapping[str, Any], outer: tuple[str, ...] = ()) -> Iterator
             yield (*outer, key), value
 
 
-def _kind_of(keys: tuple[str, ...], value: object) -> np.ndarray | str:
+def _array_of(keys: tuple[str, ...], value: object) -> np.ndarray | str:
     """Return an array of a value's type, or why it cannot be stored."""
     if any(not isinstance(key, str) or not is_name(key) or "/" in key or key.startswith("_") for key in keys):
         return "its name"
@@ -167,16 +170,6 @@ def _kind_of(keys: tuple[str, ...], value: object) -> np.ndarray | str:
     if array.dtype.kind not in STORED or array.dtype.itemsize > 8 or 0 in array.shape:
         return f"{array.dtype} of shape {array.shape}"
     return array
-
-
-def _widened(before: str | list[object] | None, array: np.ndarray) -> str | list[object] | None:
-    dtype, shape = array.dtype, array.shape
-    if before is not None:
-        old_dtype, old_shape = read_type(before)
-        if old_shape != shape:
-            return None
-        dtype = np.result_type(old_dtype, dtype)
-    return [dtype.name, *shape] if shape else str(dtype.name)
 
 
 def flat_mask(mask: object) -> object:

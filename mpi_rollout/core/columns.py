@@ -27,27 +27,13 @@ class Rows(Enum):
 
 @dataclass(frozen=True)
 class StoredColumn:
-    """A row of the table: one array, or an array for each leaf of a space, each info or each extra.
+    """A row of the table: one array, or an array for each leaf of a space, each info or each extra."""
 
-    Parameters
-    ----------
-    name
-        The name of the array, or the first part of the arrays' names, below /trajectories.
-    described_as
-        The name under which a file describes the arrays in its attribute `spaces`; "" where `leaf` does.
-    leaf
-        What the array is where it is the same for all envs; the envs' ranks then fill it.
-    since
-        The first format version of files that have the column.
-    in_runs, in_recordings
-        Whether runs keep it, and recordings of trainers.
-    """
-
-    name: str
+    name: str  # The name of the array, or the first part of the arrays' names, below /trajectories.
     rows: Rows = Rows.STEPS
-    described_as: str = ""
-    leaf: Leaf | None = None
-    since: int = 1
+    described_as: str = ""  # The name of the arrays in a file's attribute `spaces`; "" where `leaf` describes them.
+    leaf: Leaf | None = None  # What the array is where it is the same for all envs; the envs' ranks then fill it.
+    since: int = 1  # The first format version of files that have the column.
     in_runs: bool = True
     in_recordings: bool = True
 
@@ -71,7 +57,7 @@ TABLE = {
     )
 }
 OUTCOMES = tuple(column.leaf for column in TABLE.values() if column.leaf is not None)
-RESULTS = OUTCOMES[:3]  # What `step` of an env returns besides observations and infos.
+RESULTS = OUTCOMES[:3]  # The columns that `step` of an env returns besides observations and infos.
 FURTHER = tuple(leaf.path for leaf in OUTCOMES[3:])
 NEWEST = max(column.since for column in TABLE.values())
 OF_ONE = {"rewards": "reward", "terminations": "terminated", "truncations": "truncated"}
@@ -126,16 +112,15 @@ def noun(leaf: Leaf) -> str:
 
 def typed_leaves(types: Mapping[str, object]) -> tuple[Leaf, ...]:
     """Return the columns of names with types, see `core.column_types`; UsageError for what is no type."""
-    return tuple(_typed_leaf(name, kind) for name, kind in types.items())
-
-
-def _typed_leaf(name: object, kind: object) -> Leaf:
-    if not isinstance(name, str):
-        raise UsageError(f"{name!r} must be a name with a dtype such as int, float or uint8")
-    try:
-        return Leaf(tuple(name.split("/")), *read_type(kind))
-    except ValueError as error:
-        raise UsageError(f"{name!r} {error}") from error
+    columns = []
+    for name, kind in types.items():
+        if not isinstance(name, str):
+            raise UsageError(f"{name!r} must be a name with a dtype such as int, float or uint8")
+        try:
+            columns.append(Leaf(tuple(name.split("/")), *read_type(kind)))
+        except ValueError as error:
+            raise UsageError(f"{name!r} {error}") from error
+    return tuple(columns)
 
 
 def with_masks(infos: Sequence[Leaf]) -> tuple[Leaf, ...]:

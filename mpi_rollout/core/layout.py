@@ -8,7 +8,7 @@ message, too.  A *block* is columns with a leading time axis.  Both are laid out
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 
 import numpy as np
 
@@ -31,10 +31,8 @@ class Columns:
     """The outcome of one step of some envs: arrays that share their first axis.
 
     `action_arrays` exist where the ranks have the last word on actions.  `extra_arrays` are what a policy on the ranks
-    gives besides actions.  `final_observation_arrays` exist in SAME_STEP
-    mode only, and have a meaning only where an episode has ended.
-    `info_arrays` are pairs of values and mask, one for each info that has a column of its own in the slot.  `further`
-    are those of `columns.FURTHER`, by name.
+    gives besides actions.  `final_observation_arrays` exist in SAME_STEP mode only, and have a meaning only where an
+    episode has ended.  `info_arrays` are pairs of values and mask.  `further` are those of `columns.FURTHER`, by name.
     """
 
     observations: Tree
@@ -56,7 +54,7 @@ class Columns:
 HEADER = (  # Eight bytes each, in the first cache line.
     Leaf(("step_s",), np.dtype(np.float64), ()),  # The seconds of the rank's envs; in row 0 for the whole fragment.
     Leaf(("mark",), np.dtype(np.int64), ()),  # See above.
-    Leaf(("infos_nbytes",), np.dtype(np.int64), ()),  # In row 0, not 0: a message with so many bytes of infos follows.
+    Leaf(("has_infos",), np.dtype(np.int64), ()),  # In row 0, not 0: a message with infos follows.
     Leaf(("num_ended",), np.dtype(np.int64), ()),  # The rank's envs that the next step only resets.
 )
 
@@ -64,9 +62,9 @@ HEADER = (  # Eight bytes each, in the first cache line.
 class SlotLayout:
     """Where the parts of a slot's row lie, for `capacity` envs each, `nbytes` in all.
 
-    Header and outcomes (results and `columns.FURTHER`) come first, so that a run can keep them in one copy.  Then come
-    observations; and only where they are wanted actions, extras, final observations, and infos (for each its values and
-    a mask of the envs that have it).
+    Header and outcomes (results and `columns.FURTHER`) come first, `head_nbytes`: a run can keep them in one copy.
+    Then come observations; and only where they are wanted actions, extras, final observations, and infos (for each its
+    values and a mask of the envs that have it).
 
     Parameters
     ----------
@@ -84,59 +82,53 @@ class SlotLayout:
         counts_only: bool = False,
         extras: tuple[Leaf, ...] = (),
     ) -> None:
-        self.observation_space = observation_space
+        self.observation_space, self.capacity = observation_space, capacity
         self.observations = () if counts_only else leaves(observation_space)
         self.infos, self.actions, self.extras = infos, actions, extras
-        self._outcomes = () if counts_only else OUTCOMES
+        outcomes = () if counts_only else OUTCOMES
         final_observations = self.observations if has_final_observations else ()
-        self._groups = self._outcomes, self.observations, actions, extras, final_observations, with_masks(infos)
-        self._columns = [leaf for group in self._groups for leaf in group]
-        self.capacity = capacity
-        self._offsets, end = [8 * index for index in range(len(HEADER))], ALIGNMENT
-        for leaf in self._columns:
-            self._offsets.append(end)
-            end += -(-capacity * leaf.nbytes // ALIGNMENT) * ALIGNMENT
-        self.nbytes = end
-        self.head_nbytes = [*self._offsets, end][len(HEADER) + len(self._outcomes)]
+        self._groups = outcomes, self.observations, actions, extras, final_observations, with_masks(infos)
+        columns = [leaf for group in self._groups for leaf in group]
+        formats = [(leaf.dtype, leaf.shape) for leaf in HEADER]
+        formats += [(leaf.dtype, (capacity, *leaf.shape)) for leaf in columns]
+        sizes = [-(-capacity * leaf.nbytes // ALIGNMENT) * ALIGNMENT for leaf in columns]
+        starts = list(accumulate(sizes, initial=ALIGNMENT))
+        offsets = [*(8 * index for index in range(len(HEADER))), *starts]
+        self.nbytes, self.head_nbytes = starts[-1], starts[len(outcomes)]
+        self._row = _record(formats, offsets, self.nbytes)
+        self._head = _record(formats[: len(HEADER) + len(outcomes)], offsets, self.head_nbytes)
 
-    def header(self, buffer: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return views of the fields of `HEADER`, one element per row of a slot in the buffer."""
-        fields = zip(HEADER, self._offsets, strict=False)
-        return tuple(self._view(buffer, leaf, offset, None) for leaf, offset in fields)
+    def header(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Return views (*lead,) of the fields of `HEADER` in rows or heads of slots, an array (*lead, nbytes)."""
+        return self._fields(rows)[: len(HEADER)]
 
-    def columns(self, buffer: np.ndarray, num_envs: int) -> Columns:
+    def outcomes(self, heads: np.ndarray) -> list[np.ndarray]:
+        """Return views (*lead, capacity) of the outcomes in heads of slots, an array (*lead, head_nbytes)."""
+        return self._fields(heads)[len(HEADER) :]
+
+    def _fields(self, buffer: np.ndarray) -> list[np.ndarray]:
+        record = self._row if buffer.shape[-1] == self.nbytes else self._head
+        rows = buffer.view(record)[..., 0]
+        return [rows[name] for name in record.names or ()]
+
+    def columns(self, rows: np.ndarray, num_envs: int) -> Columns:
         """Return views of shape (*lead, num_envs, ...) of all columns of rows, an array (*lead, nbytes)."""
-        flat, lead = buffer.reshape(-1, self.nbytes), buffer.shape[:-1]
-        columns = zip(self._columns, self._offsets[len(HEADER) :], strict=True)
-        views = [self._view(flat, leaf, offset, num_envs) for leaf, offset in columns]
-        if not views:
-            none = np.zeros((*lead, 0))
-            return Columns((), none, none, none, ())
-        return self._sort([view.reshape(*lead, *view.shape[1:]) for view in views])
-
-    def _sort(self, views: list[np.ndarray]) -> Columns:
-        """Name the views."""
-        rest = iter(views)
-        outcomes, observations, *others = (tuple(islice(rest, len(group))) for group in self._groups)
+        first_envs = (*(slice(None),) * (rows.ndim - 1), slice(num_envs))
+        views = iter([field[first_envs] for field in self._fields(rows)[len(HEADER) :]])
+        outcomes, observations, *others = (tuple(islice(views, len(group))) for group in self._groups)
         actions, extras, final_observations, infos = others
-        pairs = tuple(zip(infos[::2], infos[1::2], strict=True))
+        if not outcomes:
+            none = np.zeros((*rows.shape[:-1], 0))
+            return Columns((), none, none, none, ())
         rewards, terminations, truncations, *further = outcomes
+        pairs = tuple(zip(infos[::2], infos[1::2], strict=True))
         arrays = observations, actions, final_observations, pairs, extras, dict(zip(FURTHER, further, strict=True))
         return Columns(tree_of(self.observation_space, observations), rewards, terminations, truncations, *arrays)
 
-    def outcomes(self, heads: np.ndarray) -> list[np.ndarray]:
-        """Return views of shape (*lead, capacity) of the outcomes in heads of slots, an array (*lead, head_nbytes)."""
-        flat, lead = heads.reshape(-1, self.head_nbytes), heads.shape[:-1]
-        columns = zip(self._outcomes, self._offsets[len(HEADER) :], strict=False)
-        views = [self._view(flat, leaf, offset, self.capacity) for leaf, offset in columns]
-        return [view.reshape(*lead, *view.shape[1:]) for view in views]
 
-    @staticmethod
-    def _view(buffer: np.ndarray, leaf: Leaf, offset: int, rows: int | None) -> np.ndarray:
-        num_slots, slot_nbytes = buffer.shape
-        inner = np.empty(leaf.shape if rows is None else (rows, *leaf.shape), leaf.dtype)
-        shape, strides = (num_slots, *inner.shape), (slot_nbytes, *inner.strides)
-        return np.ndarray(shape, leaf.dtype, buffer, offset, strides)
+def _record(formats: list[tuple[np.dtype, tuple[int, ...]]], offsets: list[int], nbytes: int) -> np.dtype:
+    names = [str(index) for index in range(len(formats))]
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets[: len(names)], "itemsize": nbytes})
 
 
 class Block:
@@ -144,9 +136,8 @@ class Block:
 
     `named` holds the C-contiguous arrays of shape (num_rows, num_envs, ...) by their path in a file.  The tree
     `observations` shares their memory.  `info_arrays` are values and mask of each info; those of row t came with
-    observation t.  `state_arrays` are those of observations and infos together, `final_arrays` their last ones, if
-    there are such.  `step_s` and `num_ended` have the shape (num_rows, num_slots): the step times
-    of the slots, and how many of their episodes ended.
+    observation t.  `state_arrays` are those of observations and infos together, `final_arrays` their last ones.
+    `step_s` and `num_ended` (num_rows, num_slots) are the seconds of the slots' steps, and the ends of their episodes.
 
     Parameters
     ----------
@@ -236,8 +227,7 @@ class SlotUnpacker:
         self.block, self._slots = block, slot_columns
         self._slot_heads = slots[:, :, : layout.head_nbytes].swapaxes(0, 1)
         self._heads = np.zeros((block.num_rows, partition.num_ranks, layout.head_nbytes), np.uint8)
-        fields = layout.header(self._heads.reshape(-1, layout.head_nbytes))
-        self._step_s, _, _, self._num_ended = (field.reshape(block.num_rows, -1) for field in fields)
+        self._step_s, _, _, self._num_ended = layout.header(self._heads)
         columns = layout.columns(slots, layout.capacity)
         infos = [column for pair in columns.info_arrays for column in pair][: len(block.info_arrays)]
         states = [*columns.observation_arrays, *infos]

@@ -22,8 +22,8 @@ from itertools import count
 
 import numpy as np
 
-INIT_A, MULT_A = 0x43B0D7E5, 0x931E8875  # Of the hash that mixes words into the pool of a SeedSequence.
-INIT_B, MULT_B = 0x8B51F9DD, 0x58F38DED  # Of the hash that draws words from it.
+INIT_A, MULT_A = 0x43B0D7E5, 0x931E8875  # The hash that mixes words into the pool of a SeedSequence.
+INIT_B, MULT_B = 0x8B51F9DD, 0x58F38DED  # The hash that draws words from it.
 MIX_LEFT, MIX_RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
 POOL_SIZE, BITS = 4, 32  # A pool has four words of 32 bits.
 
@@ -34,13 +34,12 @@ class Reproducibility(StrEnum):
     With EPISODE and ENV they are the same on any number of ranks, and a run can be continued.
     """
 
-    EPISODE = "episode"  # On the run's seed, the env's index and the number of the episode.
-    ENV = "env"  # On the seed, the index, and all of the env's steps before.
-    SLICE = "slice"  # On the other envs of the rank, too: they share a generator.
+    EPISODE = "episode"  # The data depend on the run's seed, the env's index and the number of the episode.
+    ENV = "env"  # They depend on the seed, the index, and all of the env's steps before.
+    SLICE = "slice"  # They depend on the other envs of the rank, too: they share a generator.
 
     @property
     def words(self) -> str:
-        """Say it in a sentence's part."""
         return {
             "episode": "each episode has a seed of its own",
             "env": "each env has a stream of random numbers of its own",
@@ -104,7 +103,7 @@ class WordsOfEnvs:
 
     def __init__(self, key: np.ndarray, leaf: int, envs: range) -> None:
         self._philox = np.random.Philox(counter=np.array([envs.start // 4, 0, 0, leaf], np.uint64), key=key)
-        self._state = self._philox.state  # To be set again takes a quarter of the time of a new one.
+        self._state = self._philox.state  # Setting it again takes a quarter of the time of a new one.
         self._first = envs.start % 4  # Philox gives four words at a time.
         self._stop = self._first + len(envs)
 

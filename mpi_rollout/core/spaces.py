@@ -9,7 +9,6 @@ An action mask says which actions an env allows in its next step; it is the info
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -21,12 +20,12 @@ from mpi_rollout.errors import UsageError
 
 Space: TypeAlias = spaces.Space[Any]
 Tree: TypeAlias = Any  # Arrays in dicts and tuples, as the space nests them; a single array for a leaf.
-WrongValues: TypeAlias = Mapping[str, Any]  # Of a dataset and a kind: how many, and where the first is.
+WrongValues: TypeAlias = Mapping[str, Any]  # The wrong values of a dataset by kind: how many, and where the first is.
 Keys = tuple[str | int, ...]
 T = TypeVar("T")
 
 NUM_ULPS = 4  # Scaling a value from -1 to 1 to its bounds takes four operations in floating point.
-FEW = 1000  # For so few values the number of NumPy calls matters.
+FEW = 1000  # With fewer values the number of NumPy calls matters.
 MOST_MASK_BITS = 2**16  # Slots have room for them, used or not.
 
 
@@ -54,8 +53,22 @@ class Leaf:
         return tree
 
 
-@singledispatch
-def leaves(space: Space, keys: Keys = ()) -> tuple[Leaf, ...]:
+def _parts(space: Space, keys: Keys = ()) -> Iterator[tuple[Keys, Space]]:
+    """Yield the spaces at the leaves and their places, in the order of Dict keys and Tuple members."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        yield keys, space
+        return
+    children = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    for key, child in children:
+        yield from _parts(child, (*keys, key))
+
+
+def leaf_spaces(space: Space) -> list[Space]:
+    """Return the spaces at the leaves, in the order of `leaves`."""
+    return [part for _, part in _parts(space)]
+
+
+def leaves(space: Space) -> tuple[Leaf, ...]:
     """Return the leaves of a space, in the order of its Dict keys and Tuple members.
 
     Raises
@@ -63,38 +76,17 @@ def leaves(space: Space, keys: Keys = ()) -> tuple[Leaf, ...]:
     UsageError
         The space has a part without a fixed shape.
     """
+    return tuple(_leaf(keys, part) for keys, part in _parts(space))
+
+
+def _leaf(keys: Keys, space: Space) -> Leaf:
+    if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        return Leaf(keys, np.dtype(space.dtype), tuple(space.shape or ()))
     place = f" at {'/'.join(map(str, keys))!r}" if keys else ""
     raise UsageError(
         f"{type(space).__name__} spaces have no fixed shape and cannot be gathered, got {space}{place}; "
         "make it a Box, Discrete, MultiDiscrete or MultiBinary with a gymnasium wrapper around the env"
     )
-
-
-@leaves.register(spaces.Box)
-@leaves.register(spaces.Discrete)
-@leaves.register(spaces.MultiDiscrete)
-@leaves.register(spaces.MultiBinary)
-def _(space: Space, keys: Keys = ()) -> tuple[Leaf, ...]:
-    return (Leaf(keys, np.dtype(space.dtype), tuple(space.shape or ())),)
-
-
-@leaves.register(spaces.Dict)
-def _(space: spaces.Dict, keys: Keys = ()) -> tuple[Leaf, ...]:
-    return tuple(leaf for key, child in space.spaces.items() for leaf in leaves(child, (*keys, key)))
-
-
-@leaves.register(spaces.Tuple)
-def _(space: "spaces.Tuple[Any]", keys: Keys = ()) -> tuple[Leaf, ...]:
-    return tuple(leaf for index, child in enumerate(space.spaces) for leaf in leaves(child, (*keys, index)))
-
-
-def leaf_spaces(space: Space) -> list[Space]:
-    """Return the spaces at the leaves, in the order of `leaves`."""
-    if isinstance(space, spaces.Dict):
-        return [leaf for child in space.spaces.values() for leaf in leaf_spaces(child)]
-    if isinstance(space, spaces.Tuple):
-        return [leaf for child in space.spaces for leaf in leaf_spaces(child)]
-    return [space]
 
 
 def tree_of(space: Space, arrays: Iterable[T]) -> Tree:
@@ -167,7 +159,7 @@ def bounds_of(space: Space) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rounding(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return how far a float may be outside of its bounds because of rounding."""
+    """Return the distance from its bounds that rounding may give a float."""
     largest = np.maximum(*(np.where(np.isfinite(bound), np.abs(bound), 0) for bound in (low, high)))
     with np.errstate(over="ignore"):  # Beyond the largest float there is only infinity.
         return np.asarray(NUM_ULPS * np.spacing(largest, dtype=dtype))
@@ -189,7 +181,7 @@ class Bounds:
 
     def __init__(self, dtype: np.dtype, low: np.ndarray, high: np.ndarray) -> None:
         self._is_float = dtype.kind == "f"
-        self.low, self.high = np.asarray(low, dtype), np.asarray(high, dtype)
+        self.low, self.high = self._low, self._high = np.asarray(low, dtype), np.asarray(high, dtype)
         self._shape = np.broadcast_shapes(self.low.shape, self.high.shape)
         if self._is_float:
             is_bounded = np.isfinite(self.low).any() or np.isfinite(self.high).any()
@@ -199,12 +191,9 @@ class Bounds:
         else:
             least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
             is_bounded = (self.low > least).any() or (self.high < most).any()
-            self._low, self._high = self.low, self.high
         self.kinds = ("out_of_bounds",) * bool(is_bounded) + ("not_finite",) * self._is_float
-        self._is_uniform = self.low.size > 0 and all((bound == bound.flat[0]).all() for bound in (self.low, self.high))
-        self._ends: tuple[float, ...] = ()
-        if self._is_uniform:
-            self._ends = self._low.flat[0].item(), self._high.flat[0].item()
+        is_uniform = self.low.size > 0 and all((bound == bound.flat[0]).all() for bound in (self.low, self.high))
+        self._ends = (self._low.flat[0].item(), self._high.flat[0].item()) if is_uniform else None
 
     def hold(self, values: np.ndarray) -> bool:
         """Tell whether all values, an array of shape (rows, ...), are right.  A row is one leaf or several.
@@ -216,16 +205,15 @@ class Bounds:
         if values.size <= FEW:
             is_inside = ((values >= self._low) & (values <= self._high)).all()  # False for NaN.
             return bool(is_inside) and (not self._is_float or bool(np.isfinite(values).all()))
-        with np.errstate(invalid="ignore"):
-            if self._is_uniform:
-                # Among values with a NaN, the smallest and the largest are NaN, and compare as false.
-                lowest, highest = values.min().item(), values.max().item()
-                is_inside = lowest >= self._ends[0] and highest <= self._ends[1]
-                return is_inside and (not self._is_float or bool(np.isfinite([lowest, highest]).all()))
-            rows = values.reshape(len(values), -1)
-            lowest, highest = (ends.reshape(-1, *self._shape) for ends in (rows.min(axis=0), rows.max(axis=0)))
-            is_inside = ((lowest >= self._low) & (highest <= self._high)).all()
-            return bool(is_inside) and (not self._is_float or bool(np.isfinite([lowest, highest]).all()))
+        with np.errstate(invalid="ignore"):  # Among values with a NaN, the smallest and the largest are NaN.
+            if self._ends is not None:
+                low, high = values.min().item(), values.max().item()
+                is_inside = low >= self._ends[0] and high <= self._ends[1]
+            else:
+                rows = values.reshape(len(values), -1)
+                low, high = (ends.reshape(-1, *self._shape) for ends in (rows.min(axis=0), rows.max(axis=0)))
+                is_inside = ((low >= self._low) & (high <= self._high)).all()
+        return bool(is_inside) and (not self._is_float or bool(np.isfinite([low, high]).all()))
 
     def wrong(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Return which values are wrong: for each of `kinds` an array of bools with the values' shape."""
@@ -258,10 +246,9 @@ def wrong_values_text(datasets: Sequence[WrongValues]) -> str:
 
 def _wrong_values_text(wrong: WrongValues) -> str:
     group, _, leaf = wrong["dataset"].partition("/")
-    noun = group if wrong["count"] != 1 else group.removesuffix("s")
+    noun, whose = (group.removesuffix("s"), "its") if wrong["count"] == 1 else (group, "their")
     name = f"{wrong['count']:,} {noun}" + (f" {leaf!r}" if leaf else "")
-    what = {"out_of_bounds": "outside of their space", "not_finite": "not finite"}[wrong["kind"]]
-    what = what.replace("their", "its") if wrong["count"] == 1 else what
+    what = f"outside of {whose} space" if wrong["kind"] == "out_of_bounds" else "not finite"
     return f"{name} {what} (first: env {wrong['env_index']}, step {wrong['step']:,})"
 
 

@@ -17,7 +17,7 @@ from mpi_rollout.data.episodes import Arrays, Episode, EpisodeColumns
 from mpi_rollout.storage.stored_run import StoredRun
 
 Bounds: TypeAlias = tuple[float | None, float | None]
-EpisodeRows: TypeAlias = np.ndarray | np.void | Sequence[np.void]  # Of a table of episodes: some, or a single one.
+EpisodeRows: TypeAlias = np.ndarray | np.void | Sequence[np.void]  # Rows of a table of episodes: some, or a single one.
 FEW_NBYTES = 64
 SPAN_NBYTES = 2**24
 
@@ -94,7 +94,7 @@ class Reading:
     spaces: dict[str, Space | None]
     has_gaps: bool
     file: int = 0
-    _begun: dict[int, Arrays] = field(default_factory=dict)  # Of episodes that go on in the next span.
+    _begun: dict[int, Arrays] = field(default_factory=dict)  # The arrays of episodes that go on in the next span.
 
     def episodes(self) -> Iterator[Episode]:
         """Iterate over the episodes, while the file is read once."""
@@ -172,7 +172,7 @@ def check_groups(columns: Iterable[str] | None) -> tuple[str, ...]:
     groups = tuple(TABLE if columns is None else columns)
     if unknown := [name for name in groups if name not in TABLE]:
         raise ValueError(f"columns should be some of {', '.join(TABLE)}; got {unknown[0]!r}")
-    # Where a file has them, they are the last rows of an episode.
+    # If a file has them, they are the last rows of an episode.
     return (*groups, *(name for name in TABLE if name.removeprefix("final_") in groups and name not in groups))
 
 

@@ -98,7 +98,7 @@ class FileTransitions:
         self._knows_final = any(name.startswith("final_observations") for name in source.leaves)
         lengths = episodes["length"].copy()
         if self._has_gaps and not self._knows_final:
-            # What followed the last transition is not known, and who learns from it needs it.
+            # The observation after the last transition is not known, and learners need it.
             lengths -= episodes["truncated"] & ~episodes["terminated"] & (lengths > 0)
         self._starts, self._envs = episodes["start"], episodes["env_index"]
         self._has_ended = episodes["terminated"] | episodes["truncated"]

@@ -18,7 +18,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 SLOW_EXCHANGE_US = 200.0
 SLOW_CLOCK_S = 1.0
-FULL_SHARE = 0.9  # Of a core: on a quiet machine a busy loop gets 0.99.
+FULL_SHARE = 0.9  # The share of a core that counts as full: on a quiet machine a busy loop gets 0.99.
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RankFacts:
         )
 
     def num_threads(self, name: str) -> int:
-        """Return how many threads a library starts that reads this variable, or OMP_NUM_THREADS where it is not set."""
+        """Return the number of threads of a library that reads this variable, or else OMP_NUM_THREADS."""
         for value in (self.threads.get(name), self.threads.get("OMP_NUM_THREADS")):
             first = (value or "").split(",")[0].strip()
             if first.isdigit() and int(first) > 0:

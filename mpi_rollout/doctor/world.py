@@ -31,7 +31,7 @@ OPEN_MPI, MPICH = "Open MPI", "MPICH"
 COMMAND = "python -m mpi_rollout doctor"
 TAG = 32124
 NUM_EXCHANGES, NUM_WARM_UP, EXCHANGES_S = 500, 20, 0.5
-SLOT_NBYTES, SLOTS_NBYTES = 2**20, 2**28  # Of a rank, and of all: the root has room for them.
+SLOT_NBYTES, SLOTS_NBYTES = 2**20, 2**28  # The largest slots, of a rank and of all ranks.
 INSTALL_MPI = f"module load an MPI, or {INSTALL}; python -m mpi4py --mpi-library"
 
 

@@ -98,7 +98,7 @@ class Blocks:
         return pieces
 
     def room(self, step: int, num_steps: int) -> int:
-        """Return how many steps from `step` on, at most so many, have rows in one block.
+        """Return the number of steps from `step` on, at most `num_steps`, that have rows in one block.
 
         The observation after them needs a row as well, which may be the first one of another block.  Call it before an
         order is posted: from then on its slots must be awaited, even if no block can be had.

@@ -14,6 +14,7 @@ from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.policies.action_check import OF_POLICY, ActionReader
+from mpi_rollout.process.host import check_length
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.text import words_of
 
@@ -56,8 +57,8 @@ class Driver:
         self._lane_of = {lane.exchange: lane for lane in self.lanes}
         self.read = ActionReader(self.action_space, actions, action)
         self.serves_first_ready = exchanges.division.first_ready
-        own = [lane for lane in self.lanes if lane.exchange.first_rank == ROOT]
-        self._own_lane = own[0] if own and self.serves_first_ready else None
+        first = self.lanes[0]
+        self._own_lane = first if self.serves_first_ready and first.exchange.first_rank == ROOT else None
         if self._own_lane is not None:  # Other ranks are served between the steps of a fragment of the root's envs.
             worker.is_wanted = exchanges.has_arrivals
         self._num_passed = 0  # Slots of others that have come while the root's own slice waits to be stepped.
@@ -182,6 +183,11 @@ class Driver:
         self._signal_of_others = signal or self._signal_of_others
         self.restarts += restarts
 
+    def check_room(self, option: str, num_rows: int) -> None:
+        """Raise UsageError, which names an option, where so many steps of all ranks are too many for one fragment."""
+        layouts = [(lane.exchange.layout.nbytes, lane.exchange.order.nbytes) for lane in self.lanes]
+        check_length(option, num_rows, max(layouts)[0], self.exchanges.num_slots, max(layouts)[1])
+
     def make_room(self, num_rows: int) -> None:
         """Make room in the slots of all ranks for fragments of so many steps."""
         before = self.lanes[0].exchange.room
@@ -191,22 +197,18 @@ class Driver:
             self.call_ranks("make_room", before)
             raise
 
-    def give_parameters(self, lanes: Sequence[Lane], buffer: np.ndarray) -> None:
-        """Send parameters of their policy to the ranks of some lanes, which wait for orders.
+    def give_parameters(self, buffer: np.ndarray, lane: Lane | None = None) -> None:
+        """Send parameters of their policy to the ranks of a lane, or to all, which wait for orders.
 
         What fails there fails the next steps.
         """
-        for lane in lanes:
-            if lane is not self._own_lane:
-                lane.exchange.send_parameters(buffer)
+        lanes = [lane] if lane is not None else self.lanes if self.serves_first_ready else self.lanes[:1]
+        for other in lanes:
+            if other is not self._own_lane:
+                other.exchange.send_parameters(buffer)
         if not self.serves_first_ready or self._own_lane in lanes:
             self.worker.load_parameters(buffer.copy())
         self.clock.lap("send")
-
-    @property
-    def loading_lanes(self) -> list[Lane]:
-        """Return lanes that reach each rank once."""
-        return self.lanes if self.serves_first_ready else self.lanes[:1]
 
     def drain(self, is_void: bool = False) -> None:
         """Wait for the slots under way, and leave them there; if they `is_void`, the root steps no envs for them."""

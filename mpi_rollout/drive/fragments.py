@@ -10,17 +10,16 @@ from mpi_rollout.core.spaces import leaves
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane
 from mpi_rollout.exchange.orders import actions_nbytes
-from mpi_rollout.process.host import check_length
 
-SLOT_NBYTES = 2**20  # Of a rank: a slot in its core's cache moves in half of the time that a larger one takes.
-ALL_SLOTS_NBYTES = 2**28  # Of the root, for all ranks.
+SLOT_NBYTES = 2**20  # The largest slot of a rank: within the core's cache it moves in half of the time.
+ALL_SLOTS_NBYTES = 2**28  # The most that the slots of all ranks may have on the root.
 LARGE_ROW_NBYTES = 2**18  # A step with so much to send, such as images, takes long beside its exchange.
 MOST_STEPS = 256  # More win nothing.
 # Where slots have no data, a fragment needs memory for actions only.  Natively vectorized envs read each once, and are
 # twice as fast over 16 steps as over one, since their states stay in the cache.
 ACTIONS_NBYTES, FEW_STEPS = 2**22, 16
-FRAGMENT_S = 0.4  # Of stepping.
-GROWTH = 4  # From one fragment to the next: nobody knows yet how long a step takes.
+FRAGMENT_S = 0.4  # The longest that the steps of a fragment may take.
+GROWTH = 4  # The growth from one fragment to the next: nobody knows yet how long a step takes.
 
 
 def auto_length(row_nbytes: int, num_ranks: int, counts_only: bool = False) -> int:
@@ -42,22 +41,14 @@ def auto_length(row_nbytes: int, num_ranks: int, counts_only: bool = False) -> i
 
 
 class FragmentLengths:
-    """How many steps the next fragment of a lane has.
-
-    Parameters
-    ----------
-    most
-        The largest number.
-    seconds
-        How long a fragment may take; None is no limit.
-    """
+    """How many steps the next fragment of a lane has: at most `most`, and no more than take `seconds`."""
 
     def __init__(self, most: int = 1, seconds: float | None = FRAGMENT_S):
         self.most, self._seconds, self.longest = most, seconds, 1
         self._in_time: dict[Lane, int] = {}
 
     def next(self, lane: Lane, step: int) -> int:
-        """Return how many steps to take from `step` on.
+        """Return the number of steps to take from `step` on.
 
         Fragments end where steps are multiples of the largest number: then few of them have another length.
         """
@@ -66,7 +57,7 @@ class FragmentLengths:
         return min(self._in_time.get(lane, 1), self.most - step % self.most)
 
     def note(self, lane: Lane, num_steps: int) -> None:
-        """Learn from the slots of a lane how long its steps take."""
+        """Note from a lane's slots how long its steps take."""
         if self.most == 1 or not num_steps:
             return
         step_s, affordable = float(lane.exchange.step_s.max()) / num_steps, self.most
@@ -77,13 +68,7 @@ class FragmentLengths:
 
 
 def prepare_lengths(config: RolloutConfig, driver: Driver) -> FragmentLengths:
-    """Choose how long the fragments of a run are, and have slots hold them.
-
-    Raises
-    ------
-    UsageError
-        They would be too long.
-    """
+    """Choose how long the fragments of a run are, and have slots hold them; UsageError if they are too long."""
     exchange = max((lane.exchange for lane in driver.lanes), key=lambda exchange: exchange.layout.nbytes)
     row_nbytes, num_ranks = exchange.layout.nbytes, driver.exchanges.num_slots
     asked, seconds = config.fragment_length, FRAGMENT_S if config.fragment_length == AUTO else None
@@ -96,7 +81,7 @@ def prepare_lengths(config: RolloutConfig, driver: Driver) -> FragmentLengths:
         length = 1 if is_by_order else min(auto, config.num_steps)
     else:
         length = min(int(asked), config.num_steps)
-        check_length(f"--fragment-length {asked}", length, row_nbytes, num_ranks, exchange.order.nbytes)
+        driver.check_room(f"--fragment-length {asked}", length)
     if length > 1:
         driver.make_room(length)
     return FragmentLengths(length, seconds)

@@ -34,7 +34,7 @@ class Lane:
         self.envs = slice(exchange.partition.envs.start, exchange.partition.envs.stop)
         self.num_envs = len(self.env_indices)
         self.num_rows = 1
-        self.arguments: tuple[object, ...] = ()  # Of the last order, if it asked for something else than steps.
+        self.arguments: tuple[object, ...] = ()  # Those of the last order, if it asked for no steps.
 
     @property
     def marks(self) -> np.ndarray:

@@ -9,7 +9,6 @@ from mpi_rollout.core.policy_kinds import MADE
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane
 from mpi_rollout.errors import UsageError
-from mpi_rollout.policies.blocks import PolicyOptions
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.parameters import Layout, packed
 from mpi_rollout.text import shortened
@@ -29,11 +28,11 @@ class PolicyOnRanks:
         A rank cannot load it.
     """
 
-    def __init__(self, driver: Driver, source: PolicySource, options: PolicyOptions, actions: str) -> None:
+    def __init__(self, driver: Driver, source: PolicySource, actions: str, block: int, seed: int = 0) -> None:
         self._driver, self.version = driver, 0
         self._newest = np.zeros(0, np.uint8)
         self._version_of: dict[Lane, int] = {}  # Where ranks get new parameters with their next order.
-        driver.call_ranks("use_policy", source, options, actions)
+        driver.call_ranks("use_policy", source, actions, block, seed)
         is_made = source.kind == MADE
         facts = driver.call_ranks("parameter_facts", is_made and driver.exchanges.division.num_ranks > 1)
         if is_made:
@@ -63,14 +62,18 @@ class PolicyOnRanks:
             )
         self._newest = packed(parameters, self._layout)
         if not self._driver.serves_first_ready:
-            self._driver.give_parameters(self._driver.loading_lanes, self._newest)
+            self._driver.give_parameters(self._newest)
         self.version += 1
 
     def bring(self, lane: Lane) -> None:
         """Send the newest parameters to the ranks of a lane that do not have them, before its next steps."""
-        if self._driver.serves_first_ready and self._version_of.get(lane, 0) != self.version:
-            self._driver.give_parameters([lane], self._newest)
-            self._version_of[lane] = self.version
+        if self._driver.serves_first_ready and self.version_of(lane) != self.version:
+            self._driver.give_parameters(self._newest, lane)
+        self._version_of[lane] = self.version
+
+    def version_of(self, lane: Lane) -> int:
+        """Return how many times the policy that chose a lane's last actions had got new parameters."""
+        return self._version_of.get(lane, 0)
 
 
 def _refuse_others(layouts: list[Layout | None]) -> None:

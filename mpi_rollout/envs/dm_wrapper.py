@@ -46,7 +46,7 @@ def wrapped(made: Any, name: str) -> "DmEnv":
 
 
 def of_unknown_mujoco(error: AttributeError) -> str:
-    """Return what to do where dm_control is older than MuJoCo, whose structs have changed; "" for other errors."""
+    """Say what to do where dm_control is older than MuJoCo, whose structs have changed; "" for other errors."""
     if "dm_control" not in sys.modules or not str(error).startswith(("'MjModel' object", "'MjData' object")):
         return ""
     return f"{error}; dm_control {version('dm_control')} does not know MuJoCo {version('mujoco')}; {INSTALL}"

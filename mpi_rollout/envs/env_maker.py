@@ -141,7 +141,7 @@ class EnvMaker:
             return checked(_try(self.name, kwargs, make), self.name, is_of_factory)
 
     def _registered(self, kwargs: Kwargs, indices: range, seed: int, num_threads: int) -> Callable[[], NativeVectorEnv]:
-        """Return what makes natively vectorized envs by an id."""
+        """Return the maker of natively vectorized envs with an id."""
         if not isinstance(self.env, str):
             problem = f" {self.vectorization_mode} needs the id of a registered env, got {self.name}"
             raise UsageError(Option("vectorization_mode"), problem)
@@ -184,7 +184,7 @@ def _try(name: str, kwargs: Kwargs, make: Callable[[], Made]) -> Made:
 
 
 def of_unknown_id(env_id: str, error: gymnasium.error.Error) -> str:
-    """Return what Gymnasium says of an env id that it does not know; add a way out where Gymnasium names none."""
+    """Return Gymnasium's message about an unknown env id, with a way out where Gymnasium names none."""
     words = str(error).partition(". Have you installed")[0].rstrip(".")
     module, _, name = env_id.partition(":")
     is_this_id = f"`{name}`" in words  # And not one that a factory of this name asks for.
@@ -200,7 +200,7 @@ def of_unknown_id(env_id: str, error: gymnasium.error.Error) -> str:
 
 
 def of_missing_package(name: str, text: str) -> str:
-    """Return what to do about a missing package; where the name is PACKAGE:ID, the package may be misspelt."""
+    """Say what to do about a missing package; where the name is PACKAGE:ID, the package may be misspelt."""
     if "gymnasium-robotics" in text:  # MuJoCo's envs of old versions.
         return "use its latest version"
     for package, extra in EXTRAS.items():
@@ -213,7 +213,7 @@ def of_missing_package(name: str, text: str) -> str:
 
 
 def why_no_env(made: object) -> str:
-    """Return what was made instead of an env, and the way out; "" for an env."""
+    """Say what was made instead of an env, and the way out; "" for an env."""
     if isinstance(made, gymnasium.Env):
         missing = [name for name in ("observation_space", "action_space") if not hasattr(made, name)]
         return f"one without {missing[0]}; set self.{missing[0]} in its __init__" if missing else ""
@@ -251,7 +251,7 @@ def takes_index(make: Any) -> bool:
 
 
 def maker_of(config: RolloutConfig) -> EnvMaker:
-    """Return what makes the envs of a run."""
+    """Return the maker of a run's envs."""
     env = config.env if config.env_factory is None else load_callable(config.env_factory, "--env-factory")
     assert env is not None, "a configuration has an env or an env factory"
     kwargs = tuple(config.env_kwargs) if isinstance(config.env_kwargs, list) else config.env_kwargs

@@ -54,7 +54,7 @@ class OnFault:
 
     @classmethod
     def of(cls, options: SharedOptions) -> "OnFault":
-        """Return what the options of a run or of `connect` say."""
+        """Read the options of a run or of `connect`."""
         checks = options.checks
         return cls(
             options.max_env_restarts, "finite" in checks, options.env_timeout_s, "dtypes" in checks, "bounds" in checks
@@ -91,7 +91,7 @@ class OutputChecks:
         return bool(self._leaves or self._reward)
 
     def in_parts(self, observations: Parts, rewards: Parts = ()) -> dict[int, str]:
-        """Return what is wrong, by place, in one observation and reward per env.
+        """Find wrong values in one observation and reward per env; return them by their place in the space.
 
         What is no array of numbers is left out: the writer of the columns will refuse it.
         """
@@ -105,7 +105,7 @@ class OutputChecks:
         return wrong
 
     def in_batch(self, observations: object, rewards: np.ndarray) -> dict[int, str]:
-        """Return what is wrong, by place, in batched observations and rewards."""
+        """Find wrong values in batched observations and rewards; return them by their place in the space."""
         wrong: dict[int, str] = {}
         for leaf, checked in self._leaves:
             self._look(wrong, leaf, checked, leaf.of(observations))
@@ -160,7 +160,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def of_old_gym() -> str:
-    """Return how an env of the old gym becomes one of Gymnasium."""
+    """Say how an env of the old gym becomes one of Gymnasium."""
     version = str(getattr(sys.modules.get("gym"), "__version__", "0.21"))
     api = "26" if version.startswith("0.26") else "21"
     return f"return shimmy.GymV{api}CompatibilityV0(env=env), after pip install 'shimmy[gym-v{api}]'"

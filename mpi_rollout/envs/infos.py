@@ -46,7 +46,7 @@ class InfoGatherer:
         self._wanted, self.are_all = names, names is True
 
     def wanted(self, infos: Sequence[Info]) -> Sequence[Info]:
-        """Return what is wanted of one info per env, or nothing where nobody wants infos."""
+        """Select the wanted infos of each env; nothing where nobody wants infos."""
         if isinstance(self._wanted, bool):
             return infos if self._wanted else ()
         return [{name: info[name] for name in self._wanted if name in info} if info else {} for info in infos]

@@ -7,6 +7,7 @@ the price.  Outputs are written once, into arrays that the caller gives (a rank'
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
+from functools import partial
 from operator import call
 
 import gymnasium
@@ -73,15 +74,12 @@ class LoopVectorEnv(SingleEnvs):
         self._leaves, self._casting = leaves(self.single_observation_space), Casting(on_fault.strict_dtypes)
         layout = SlotLayout(self.single_observation_space, self.num_envs, has_final_observations=is_same_step)
         self.write_to(layout.columns(np.zeros(layout.nbytes, np.uint8), self.num_envs))
-        self._steps: list[StepCall] = [self._named(index, env.step) for index, env in enumerate(self._inner)]
-        self._own_resets = [self._own_reset(index, env) for index, env in enumerate(self._inner)]
-        self._resets = [self._reset_instead(index) for index in range(self.num_envs)]
-        self._calls: list[StepCall] = [env.step for env in self.envs]  # OrderEnforcing is in charge until a reset.
-        self._ends = np.zeros(self.num_envs, np.bool_)
+        # What the next step calls: a step, or a reset.  OrderEnforcing is in charge until the first one.
+        self._calls: list[StepCall] = [env.step for env in self.envs]
         self._ended: list[int] = []  # And not reset since.
         self._checks = OutputChecks(self.single_observation_space, on_fault)
         self._has_checks = bool(self._checks)
-        self.masks: MaskColumn | None = None  # Where those of the envs are wanted.
+        self.masks: MaskColumn | None = None  # The envs' masks, where these are wanted.
         # While episodes are taken again: envs that failed and are left out since, and how they failed.
         self.failing: dict[int, str] | None = None
 
@@ -95,8 +93,14 @@ class LoopVectorEnv(SingleEnvs):
         DataError
             An env returned what its space does not promise, or has ended and is not reset (in DISABLED mode).
         """
-        observations, rewards, terminations, truncations, infos = self._sweep(actions)
-        self._results.write(rewards, terminations, truncations)
+        if self._ended and self.autoreset_mode is AutoresetMode.DISABLED:
+            raise faults.not_reset(self._ended, self._first_env_index)
+        self._time.num_steps += 1
+        outcomes = self._call_envs(self._split_actions(actions))
+        if self._has_checks:
+            self._restart_wrong(outcomes)
+        observations, *results, infos = faults.columns_of(outcomes, self._first_env_index)
+        self._results.write(*results)
         self._note_ends()
         if self.masks is not None and self.masks.places:
             self.masks.write(infos, self._ended)
@@ -108,25 +112,8 @@ class LoopVectorEnv(SingleEnvs):
         self._rows.write(observations)
         return self.columns.observations, *self._result_columns, gathered
 
-    def _sweep(self, actions: Tree) -> tuple[Parts, ...]:
-        """Step the envs, or reset those that have ended; return observations, rewards and so on, env by env."""
-        if self._ended and self.autoreset_mode is AutoresetMode.DISABLED:
-            raise faults.not_reset(self._ended, self._first_env_index)
-        self._time.num_steps += 1
-        for index in self._ended:
-            self._calls[index] = self._resets[index]
-        outcomes = self._call_envs(self._split_actions(actions))
-        for index in self._ended:
-            self._calls[index] = self._steps[index]
-        columns = faults.columns_of(outcomes, self._first_env_index)
-        if self._has_checks:
-            wrong = self._checks.in_parts(columns[0], columns[1])
-            for index, what in wrong.items():
-                outcomes[index] = self._outcome_of_failed(index, WrongValue(what))
-            columns = faults.columns_of(outcomes, self._first_env_index) if wrong else columns
-        return columns
-
     def _call_envs(self, actions: Iterable[object]) -> list[Outcome]:
+        """Step or reset one env after the other; what fails is restarted, if it may be."""
         outcomes: list[Outcome] = []
         pending = map(call, self._calls, actions)
         while len(outcomes) < self.num_envs:
@@ -147,12 +134,25 @@ class LoopVectorEnv(SingleEnvs):
         _, terminations, truncations = self._result_columns
         if self._time.num_steps >= self._time.next_deadline:
             self._time.apply(truncations)
-        np.logical_or(terminations, truncations, out=self._ends)
-        self._ended = self._ends.nonzero()[0].tolist()
+        self._ended = np.logical_or(terminations, truncations).nonzero()[0].tolist()
+        if self.autoreset_mode is AutoresetMode.NEXT_STEP:
+            for index in self._ended:
+                if not self.failing or index not in self.failing:
+                    self._calls[index] = partial(self._reset_instead, index)
+
+    def _reset_instead(self, index: int, _action: object) -> Outcome:
+        """Begin an episode in the place of a step, as one of a sweep."""
+        single = self._singles[index]
+        self._calls[index] = single.step
+        self._time.begin(index)
+        observation, info = single.begin()
+        if self.masks is not None:
+            self.masks.begin(index, info)
+        return observation, 0.0, False, False, info
 
     @property
     def num_ended(self) -> int:
-        """Return how many envs have ended and are not reset since."""
+        """Return the number of envs that have ended and were not reset since."""
         return len(self._ended)
 
     def write_to(self, columns: Columns) -> None:
@@ -187,11 +187,12 @@ class LoopVectorEnv(SingleEnvs):
         observations: list[object] = []
         infos: Info = {}
         for index in indices:
-            observation, info = self._begin(index, self._given_reset(index, seeds[index], options[index]))
+            single = self._singles[index]
+            observation, info = self._begin(index, single.given_reset(seeds[index], options[index]))
             if self.masks is not None:
                 self.masks.begin(index, info)
             if not self.failing or index not in self.failing:
-                self._calls[index] = self._steps[index]
+                self._calls[index] = single.step
             observations.append(observation)
             self.infos.add(infos, self.infos.wanted([info]), index)
         for column in self.columns.results:
@@ -212,8 +213,21 @@ class LoopVectorEnv(SingleEnvs):
 
     def end_episode(self, index: int) -> None:
         """Let one env begin a new episode in the next step, also if it has not begun any."""
-        self._reset_from_outside(index)
+        self._singles[index].begin_from_outside()
+        self._calls[index] = partial(self._reset_instead, index)
         self._ended = sorted({*self._ended, index})
+
+    def replace(self, index: int) -> None:
+        super().replace(index)
+        single = self._singles[index]
+        self._calls[index] = single.step
+        single.begin_from_outside()
+
+    def _restart_wrong(self, outcomes: list[Outcome]) -> None:
+        """Restart envs that gave wrong values, as if they had failed."""
+        observations, rewards, *_ = faults.columns_of(outcomes, self._first_env_index)
+        for index, what in self._checks.in_parts(observations, rewards).items():
+            outcomes[index] = self._outcome_of_failed(index, WrongValue(what))
 
     def _outcome_of_failed(self, index: int, error: BaseException) -> Outcome:
         """Restart an env that has failed in a step; return the outcome that it gets instead.
@@ -238,35 +252,13 @@ class LoopVectorEnv(SingleEnvs):
         parts = [np.array(array[index]) for array in self.columns.observation_arrays]
         return tree_of(self.single_observation_space, parts)
 
-    def replace(self, index: int) -> None:
-        super().replace(index)
-        self._steps[index] = self._calls[index] = self._named(index, self._inner[index].step)
-        self._reset_from_outside(index)
-
-    def _reset_from_outside(self, index: int) -> None:
-        """From now on call the outermost wrappers of an env, which do not know of a reset yet."""
-        self._own_resets[index] = self._own_reset(index, self.envs[index])
-        self._resets[index] = self._reset_instead(index)
-
-    def _reset_instead(self, index: int) -> StepCall:
-        reset, begin = self._own_resets[index], self._time.begin
-
-        def step(_action: object) -> Outcome:
-            begin(index)
-            observation, info = reset()
-            if self.masks is not None:
-                self.masks.begin(index, info)
-            return observation, 0.0, False, False, info
-
-        return step
-
-    def _begin(self, index: int, reset: Callable[[], Begun] | None = None) -> Begun:
-        """Begin an episode of one env outside the sweep, if need be with a new env; `reset` replaces its own reset."""
+    def _begin(self, index: int, reset: Callable[[], Begun]) -> Begun:
+        """Begin an episode of one env outside the sweep, if need be with a new env."""
         while True:
             self._time.begin(index)
             try:
                 with self._calling(index):
-                    observation, info = faults.begun(self._own_resets[index]() if reset is None else reset())
+                    observation, info = faults.begun(reset())
                 for what in self._checks.in_parts([observation]).values():
                     raise WrongValue(what)
                 return observation, info
@@ -291,7 +283,7 @@ class LoopVectorEnv(SingleEnvs):
             if self.infos.are_all and not is_exact(self._leaves, observations[index]):
                 add(gathered, [{FINAL_OBS: deepcopy(observations[index])}], index)
             add(gathered, [{"final_info": info} for info in infos[index : index + 1]], index)
-            observations[index], info = self._begin(index)
+            observations[index], info = self._begin(index, self._singles[index].begin)
             add(gathered, self.infos.wanted([info]), index)
             start = index + 1
         self._ended = []

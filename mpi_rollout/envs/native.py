@@ -16,7 +16,7 @@ from mpi_rollout.envs.inputs import Reset, Step
 from mpi_rollout.envs.rollout import Rollout
 from mpi_rollout.errors import UsageError
 
-Make = Callable[[int], VectorEnv]  # By the seed of the run.
+Make = Callable[[int], VectorEnv]  # It takes the seed of the run.
 SEEDS_31_BITS = 0x7FFFFFFF  # C++ takes int32.
 STEP_SINGLE_ENVS = "step single envs, with vectorization_mode='sync'"
 
@@ -71,7 +71,7 @@ class NativeVectorEnv(VectorEnv):
     def render(self) -> Any:
         try:
             frames = self._envs.render()
-        except NotImplementedError:  # By Gymnasium's class.
+        except NotImplementedError:  # Gymnasium's class raises it.
             frames = None
         if frames is None:
             what = f"{type(self._envs.unwrapped).__name__} has no frames; if it can render, make it with"

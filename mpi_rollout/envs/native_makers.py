@@ -19,7 +19,7 @@ from mpi_rollout.envs.native import SEEDS_31_BITS, NativeVectorEnv, PoolVectorEn
 from mpi_rollout.errors import Option, UsageError
 from mpi_rollout.text import first_line
 
-NEEDED = "num_envs", "single_observation_space", "single_action_space"  # Of a factory's envs.
+NEEDED = "num_envs", "single_observation_space", "single_action_space"  # What a factory's envs must have.
 MASKED_RESETS = [0, 12, 1]  # The first ale-py whose resets of some envs do not hang.
 SYNC = Option("vectorization_mode"), " sync"
 GIVEN_BY_THE_RUN: dict[str, tuple[str | Option, ...]] = {
@@ -56,7 +56,7 @@ def of_entry_point(env_id: str, kwargs: Mapping[str, Any], indices: range, num_t
 
 
 def promised_by(envs: VectorEnv, name: str) -> Reproducibility:
-    """Return what envs say of their random numbers; UsageError if it is no `Reproducibility`."""
+    """Return the envs' promise about their random numbers; UsageError if it is no `Reproducibility`."""
     promised = getattr(envs, "reproducibility", Reproducibility.SLICE)
     try:
         return Reproducibility(promised)

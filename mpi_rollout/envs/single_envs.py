@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache
+from typing import Any
 
 import gymnasium
 from gymnasium.error import ResetNeeded
@@ -23,17 +24,74 @@ Called = tuple[int, tuple[str, int, int], float]
 Restart = tuple[int, str, str]  # An env's index, how it failed, and how often it did.
 
 
-class SingleEnvs(CalledByName):
-    """Envs that are all alike, and all of a `VectorEnv` but its steps and resets.
+class SingleEnv:
+    """One env of a loop: how it is stepped, and how its episodes begin.
 
     Parameters
     ----------
-    env_fns
-        Each makes one env; all with the same spaces.
+    env_index
+        Its index in the job, for messages.
     seeds
-        For each env the seeds of its episodes; None leaves them to the envs' generators.
-    first_env_index
-        Of the first env, for messages.
+        Those of its episodes; None leaves them to the env's generator.
+    is_named
+        Its calls can be seen in stacks, see `faults.named`.
+    """
+
+    def __init__(self, env: gymnasium.Env, env_index: int, seeds: Iterator[int] | None, is_named: bool):
+        self.env_index, self.seeds, self._is_named = env_index, seeds, is_named
+        self.num_episodes, self.seed = 0, None  # Begun, and the seed of the last one.
+        self.num_restarts, self._frame = 0, None
+        self.take(env)
+
+    seed: int | None
+    _frame: object
+    _reset_kwargs: dict[str, Any]
+
+    def take(self, env: gymnasium.Env) -> None:
+        """Step this env from now on, below the wrappers of `gymnasium.make`."""
+        self.env = env
+        inner, self.limits = step_over_wrappers(env)
+        self.step, self._reset = self._named(inner.step), self._named(inner.reset)
+        # Wrappers pass on their defaults, in an episode that nobody asked for.
+        self._reset_kwargs = {} if inner is env else {"seed": None, "options": None}
+
+    def begin_from_outside(self) -> None:
+        """From now on call the reset of the outermost wrappers, which do not know of a reset yet."""
+        self._reset, self._reset_kwargs = self._named(self.env.reset), {}
+
+    def _named(self, function: Callable[Given, Result]) -> Callable[Given, Result]:
+        return named(function, self.env_index) if self._is_named else function
+
+    def begin(self) -> Begun:
+        """Begin an episode that nobody asked for."""
+        if self.seeds is None:
+            return self._reset(**self._reset_kwargs)
+        return self._reset(**{**self._reset_kwargs, "seed": self._draw()})
+
+    def given_reset(self, seed: int | None, options: OptionsOfOne) -> Callable[[], Begun]:
+        """Return a reset from outside the wrappers; called again, it begins the same episode."""
+        own_seed = cache(self._draw if self.seeds is not None and seed is None else lambda: seed)
+        return lambda: self._named(self.env.reset)(seed=own_seed(), options=options)
+
+    def _draw(self) -> int:
+        """Take the seed of the next episode."""
+        assert self.seeds is not None
+        self.num_episodes += 1
+        self.seed = seed = next(self.seeds)
+        return seed
+
+    def render(self) -> object:
+        """Draw a frame; after a restart and before a reset, that is the last frame of the env before it."""
+        try:
+            self._frame = self.env.render()
+        except ResetNeeded:
+            if not self.num_restarts:
+                raise
+        return self._frame
+
+
+class SingleEnvs(CalledByName):
+    """Envs that are all alike, and all of a `VectorEnv` but its steps and resets; parameters are those of the loop.
 
     Attributes
     ----------
@@ -51,36 +109,35 @@ class SingleEnvs(CalledByName):
         self._env_fns, self._first_env_index, self._on_fault = list(env_fns), first_env_index, on_fault
         self._called: Called | None = None  # The env that is being reset, closed or made.
         self._num_calls = 0
-        self.envs = list(make_with_room(env_fns))
-        self.num_envs = len(self.envs)
-        self._take_spaces()
-        inner, limits = zip(*map(step_over_wrappers, self.envs), strict=True)
-        self._inner = list(inner)  # What is stepped.
-        self._time = TimeLimits(limits)
-        self._seeds = None if seeds is None else list(seeds)
-        self._episodes = [0] * self.num_envs  # Begun by each env, and the seed of the last one.
-        self._episode_seeds: list[int | None] = [None] * self.num_envs
+        self._outcomes: list[Outcome] | None = None  # The outcomes of the step under way that have come.
+        envs = list(make_with_room(env_fns))
+        self._take_spaces(envs)
+        is_named = on_fault.timeout_s is not None
+        self._singles = [
+            SingleEnv(env, env_index, own_seeds, is_named)
+            for env_index, (env, own_seeds) in enumerate(
+                zip(envs, [None] * len(envs) if seeds is None else seeds, strict=True), first_env_index
+            )
+        ]
+        self._time = TimeLimits([single.limits for single in self._singles])
         self.faults: list[Restart] = []
-        self._num_restarts = [0] * self.num_envs
-        self._outcomes: list[Outcome] | None = None  # Those that have come of the step under way.
-        self._frames: list[object] = [None] * self.num_envs
 
-    def _take_spaces(self) -> None:
+    @property
+    def envs(self) -> list[gymnasium.Env]:
+        """The envs with all of their wrappers."""
+        return [single.env for single in self._singles]
+
+    def _take_spaces(self, envs: list[gymnasium.Env]) -> None:
         """Take over the first env's spaces, which all must have."""
-        first = self.envs[0]
+        first, self.num_envs = envs[0], len(envs)
         self.spec, self.render_mode = first.spec, first.render_mode
         self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
         check_spaces(self.single_observation_space, self.single_action_space)
-        for index, env in enumerate(self.envs):
+        for index, env in enumerate(envs):
             self._check_spaces(index, env)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._split_actions = action_splitter(self.single_action_space, self.action_space)
-
-    def _named(self, index: int, function: Callable[Given, Result]) -> Callable[Given, Result]:
-        if self._on_fault.timeout_s is None:
-            return function
-        return named(function, self._first_env_index + index)
 
     def _check_spaces(self, index: int, env: gymnasium.Env) -> None:
         for name in ("observation_space", "action_space"):
@@ -100,22 +157,23 @@ class SingleEnvs(CalledByName):
             The env has failed too often, or cannot be made.
         """
         end_if_forked(error)
-        fault = described(error, self._describe(index))
+        fault, single = described(error, self._describe(index)), self._singles[index]
         most = self._on_fault.max_restarts
-        if self._num_restarts[index] == most:
+        if single.num_restarts == most:
             if most:
                 fault.args = (f"{fault}; it was restarted {counted(most, 'time')} already",)
             raise fault from error
         self.replace(index)
-        self._num_restarts[index] += 1
-        times = f"restarted, {self._num_restarts[index]} of {counted(most, 'time')}"
-        self.faults.append((self._first_env_index + index, f"{fault}{raised_at(error)}", times))
+        single.num_restarts += 1
+        times = f"restarted, {single.num_restarts} of {counted(most, 'time')}"
+        self.faults.append((single.env_index, f"{fault}{raised_at(error)}", times))
 
     def replace(self, index: int) -> None:
         """Put a new env in the place of one; EnvError if it cannot be made."""
+        single = self._singles[index]
         try:
             with self._calling(index):
-                self.envs[index].close()
+                single.env.close()
         except SignalInterrupt:
             raise
         except BaseException:  # What is wrong with it is known.
@@ -128,10 +186,9 @@ class SingleEnvs(CalledByName):
             raise
         except BaseException as error:
             what = error if isinstance(error, RolloutError) else words_of(error)
-            raise EnvError(f"env {self._first_env_index + index} could not be restarted: {what}") from error
-        self.envs[index] = env
-        self._inner[index], limits = step_over_wrappers(env)
-        self._time.replace(index, limits)
+            raise EnvError(f"env {single.env_index} could not be restarted: {what}") from error
+        single.take(env)
+        self._time.replace(index, single.limits)
 
     @contextmanager
     def _calling(self, index: int, patience: float = 1.0) -> Iterator[None]:
@@ -158,70 +215,33 @@ class SingleEnvs(CalledByName):
 
     def describe_work(self, place: int) -> str:
         """Return which env stands at a place, and where it is: its step, and its episode where it is known."""
-        seed = self._episode_seeds[place]
-        episode = "" if seed is None else f" (episode {self._episodes[place] - 1}, seed {seed})"
+        single = self._singles[place]
+        episode = "" if single.seed is None else f" (episode {single.num_episodes - 1}, seed {single.seed})"
         return f"{self._describe(place)}{episode}"
 
     def seed_episodes(self, index: int, seeds: Iterator[int], num_before: int) -> None:
         """Give one env other seeds for its episodes from the next reset on, after `num_before` episodes."""
-        assert self._seeds is not None, "only the envs of a run have seeds"
-        self._seeds[index], self._episodes[index] = seeds, num_before
-
-    def _own_reset(self, index: int, env: gymnasium.Env) -> Callable[[], Begun]:
-        """Return what begins an episode that nobody asked for, with the arguments that reach the env in Gymnasium."""
-        is_outermost = env is self.envs[index]  # Wrappers pass on their defaults.
-        reset = self._named(index, env.reset)
-        if self._seeds is None:
-            return reset if is_outermost else partial(reset, seed=None, options=None)
-        if is_outermost:
-            return lambda: reset(seed=self._draw(index))
-        return lambda: reset(seed=self._draw(index), options=None)
-
-    def _given_reset(self, index: int, seed: int | None, options: OptionsOfOne) -> Callable[[], Begun]:
-        """Return what begins an episode from outside the wrappers; called again, it begins the same one."""
-        is_to_draw = self._seeds is not None and seed is None
-
-        def reset() -> Begun:
-            nonlocal seed, is_to_draw
-            if is_to_draw:
-                seed, is_to_draw = self._draw(index), False
-            return self._named(index, self.envs[index].reset)(seed=seed, options=options)
-
-        return reset
-
-    def _draw(self, index: int) -> int:
-        """Take the seed of an env's next episode."""
-        assert self._seeds is not None
-        self._episodes[index] += 1
-        self._episode_seeds[index] = seed = next(self._seeds[index])
-        return seed
+        single = self._singles[index]
+        assert single.seeds is not None, "only the envs of a run have seeds"
+        single.seeds, single.num_episodes = seeds, num_before
 
     def render(self) -> Values:
         """Return the envs' frames."""
         with self._time.in_wrappers():
-            return tuple(map(self._frame, range(self.num_envs)))
-
-    def _frame(self, index: int) -> object:
-        """Draw an env's frame; after a restart and before a reset, that is the last frame of the env before it."""
-        try:
-            self._frames[index] = self.envs[index].render()
-        except ResetNeeded:
-            if not self._num_restarts[index]:
-                raise
-        return self._frames[index]
+            return tuple(single.render() for single in self._singles)
 
     def call_some(self, env_indices: Sequence[int], name: str, *args: object, **kwargs: object) -> Values:
         with self._time.in_wrappers():
             results = []
             for place in env_indices:
-                attribute = self.envs[place].get_wrapper_attr(name)
+                attribute = self._singles[place].env.get_wrapper_attr(name)
                 results.append(attribute(*args, **kwargs) if callable(attribute) else attribute)
             return tuple(results)
 
     def set_some(self, env_indices: Sequence[int], name: str, values: object) -> None:
         with self._time.in_wrappers():
             for place, value in zip(env_indices, values_of_each(values, len(env_indices)), strict=True):
-                self.envs[place].set_wrapper_attr(name, value)
+                self._singles[place].env.set_wrapper_attr(name, value)
 
     def close_extras(self, **kwargs: object) -> None:
         """Close all envs, even if one cannot be closed; raise the first error.
@@ -229,10 +249,10 @@ class SingleEnvs(CalledByName):
         After an env that takes too long, the others are left: as a rule they are alike, and each would take as long.
         """
         problems = []
-        for index, env in enumerate(self.envs):
+        for index, single in enumerate(self._singles):
             try:
                 with self._calling(index):
-                    env.close()
+                    single.env.close()
             except SignalInterrupt:
                 raise
             except BaseException as error:

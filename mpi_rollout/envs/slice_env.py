@@ -83,7 +83,7 @@ class SliceVectorEnv(VectorEnv):
         self._observed, self._acted = leaves(observation_space), leaves(action_space)
         self._shapes = [(self.num_envs, *leaf.shape) for leaf in self._acted]
         self._choices = action_space if isinstance(action_space, Discrete) else None
-        self._num_rows: WeakKeyDictionary[RolloutColumns, int] = WeakKeyDictionary()  # Of columns that were checked.
+        self._num_rows: WeakKeyDictionary[RolloutColumns, int] = WeakKeyDictionary()  # Columns that were checked.
         shape = (1, self.num_envs)
         observations = tree_of(observation_space, [np.zeros(shape + leaf.shape, leaf.dtype) for leaf in self._observed])
         self._row = (observations, np.zeros(shape), np.zeros(shape, np.bool_), np.zeros(shape, np.bool_))
@@ -215,7 +215,7 @@ def checked_integer(of: str, name: str, value: object, low: int, high: float) ->
 
 
 def num_rows_of(columns: RolloutColumns, num_envs: int, observation: Leaf) -> int:
-    """Return how many steps columns have room for.
+    """Return the number of steps that columns have room for.
 
     Raises
     ------

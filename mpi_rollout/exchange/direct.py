@@ -1,10 +1,7 @@
-"""How orders and slots travel where a rank must not be held up in a collective.
+"""Messages between the root and each of some ranks, and the transport of a usual run, which switches to them.
 
-DirectTransport       messages between the root and each of some ranks
-NonblockingTransport  nonblocking collectives: a rank can take part in several of these, and obey the first order
-
-In direct messages no rank passes on what another one waits for.  So with one rank nobody else is delayed, and ranks may
-sleep while they wait.
+In direct messages no rank passes on what another one waits for.  So with one rank nobody else is delayed, a rank can
+take part in several exchanges and obey the first order, and ranks may sleep while they wait.
 """
 
 from typing import TYPE_CHECKING
@@ -21,11 +18,13 @@ from mpi_rollout.exchange.transports import (
     Message,
     Transport,
 )
-from mpi_rollout.exchange.waiting import Wait
+from mpi_rollout.exchange.waiting import Adaptation, Wait
 from mpi_rollout.exchange.world import ROOT
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+IS_DIRECT = slice(16, 24)  # An int64 of each order: 1 if messages are direct from this order on, else 0.
 
 
 class DirectTransport(Transport):
@@ -37,14 +36,12 @@ class DirectTransport(Transport):
     def __init__(self, buffers: Buffers, wait: Wait) -> None:
         super().__init__(buffers, wait)
         comm, order, slot, slots, ranks = buffers
-        self.comm, self._ranks = comm, ranks
+        self.comm = comm
         self._parts_sent: list[MPI.Request] = []
         self._is_root, self._is_listening = comm.rank == ROOT, False
-        self._peers = peers = [rank for rank in ranks if rank != ROOT] if self._is_root else [ROOT]
-        if self._is_root:
-            self._order_requests = [comm.Send_init(order.data, peer, ORDER_TAG) for peer in peers]
-        else:
-            self._order_requests = [comm.Recv_init(order.data, peer, ORDER_TAG) for peer in peers]
+        self._peers = [rank for rank in ranks if rank != ROOT] if self._is_root else [ROOT]
+        make = comm.Send_init if self._is_root else comm.Recv_init
+        self._order_requests = [make(order.data, peer, ORDER_TAG) for peer in self._peers]
         self._slot_requests: list[MPI.Prequest] = []
         self.use_slots(slot, slots)
         self._start_all, self._wait_all = self._receives[0].Startall, self._receives[0].Waitall
@@ -58,16 +55,14 @@ class DirectTransport(Transport):
         for request in self._slot_requests:
             request.Free()
         if slots is not None:
-            self._slots = [slots[peer - self._ranks.start] for peer in self._peers]
+            self._slots = [slots[peer - self.buffers.ranks.start] for peer in self._peers]
         elif slot is not None:
             self._slots = [slot]
+        make = self.comm.Recv_init if self._is_root else self.comm.Send_init
         pairs = zip(self._slots, self._peers, strict=True)
-        if self._is_root:
-            self._slot_requests = [self.comm.Recv_init(slot.data, peer, SLOT_TAG) for slot, peer in pairs]
-            self._sends, self._receives = self._order_requests, self._slot_requests
-        else:
-            self._slot_requests = [self.comm.Send_init(slot.data, peer, SLOT_TAG) for slot, peer in pairs]
-            self._sends, self._receives = self._slot_requests, self._order_requests
+        self._slot_requests = [make(slot.data, peer, SLOT_TAG) for slot, peer in pairs]
+        both = self._order_requests, self._slot_requests
+        self._sends, self._receives = both if self._is_root else both[::-1]
         self.arrival = self._receives[0]
 
     def post_order(self) -> None:
@@ -83,7 +78,7 @@ class DirectTransport(Transport):
         self._parts_sent += [self.comm.Isend(actions.data, peer, ACTIONS_TAG) for peer in self._peers]
 
     def await_actions(self, actions: np.ndarray) -> None:
-        self._wait.one(self.comm.Irecv(actions.data, ROOT, ACTIONS_TAG))
+        self._wait.all([self.comm.Irecv(actions.data, ROOT, ACTIONS_TAG)])
 
     def post_slot(self, num_rows: int) -> None:
         self.listen()
@@ -98,6 +93,7 @@ class DirectTransport(Transport):
         self._is_listening = False
 
     def await_order(self) -> None:
+        self.listen()
         self._wait.all(self._receives)
         self._is_listening = False
 
@@ -133,43 +129,67 @@ class DirectTransport(Transport):
             request.Free()
 
 
-class NonblockingTransport(CollectiveTransport):
-    """Ibcast and Igather.  A worker listens for the next order as soon as its slot is on its way."""
+class SwitchingTransport(Transport):
+    """Collectives, and direct messages while other programs share the ranks' cores.
+
+    Blocking collectives cost least, but a rank that waits in one spins.  With direct messages it can sleep, which adds
+    4 us to an exchange of two ranks (9 us, Open MPI), some percent of a step of 64 CartPoles.  So ranks send directly
+    only while they must.
+
+    Each order says how its slots and the next orders travel, so all ranks change at the same place, without a message.
+    A rank that gets too little processor time says so in its slot's mark.  The root decides for all ranks, because in
+    lockstep one such rank delays all of them.  The `DirectTransport` is made when it is needed for the first time.
+    """
 
     def __init__(self, buffers: Buffers, wait: Wait) -> None:
         super().__init__(buffers, wait)
-        self._sent: list[MPI.Request] = []
+        self._collective = CollectiveTransport(buffers, wait)
+        self._order_is_direct = buffers.order[IS_DIRECT].view(np.int64).data
+        self._direct: DirectTransport | None = None
+        self._adaptation, self._is_other_short = Adaptation(), False
+        self._use(self._collective)
+
+    def _use(self, transport: CollectiveTransport | DirectTransport) -> None:
+        self._now, self._is_direct = transport, transport is self._direct
+        for name in ("post_slot", "await_slots", "spread", "finish", "send_actions", "await_actions"):
+            setattr(self, name, getattr(transport, name))  # Steps call these without a detour.
 
     def post_order(self) -> None:
-        self.finish()
-        self._sent.append(self.comm.Ibcast(self._order, ROOT))
-
-    def send_actions(self, actions: np.ndarray) -> None:
-        self._sent.append(self.comm.Ibcast((actions.data, self._byte), ROOT))
-
-    def await_actions(self, actions: np.ndarray) -> None:
-        self._wait.one(self.comm.Ibcast((actions.data, self._byte), ROOT))
+        if self._adaptation.sleeps(self._is_other_short) == self._is_direct:
+            self._now.post_order()
+            return
+        self._order_is_direct[0] = not self._is_direct
+        self._now.send_order()  # Its slots do not come back this way.
+        self._change()
+        self._now.listen()
 
     def await_order(self) -> None:
-        if self.arrival is not None:
-            self._wait.one(self.arrival)
-        self.finish()  # It is over, because the root has sent another order.
+        self._now.await_order()
+        if self._order_is_direct[0] != self._is_direct:
+            self._change()
 
-    def post_slot(self, num_rows: int) -> None:
-        self._sent.append(self._begin_gather(num_rows))
-        self.listen()
+    def _change(self) -> None:
+        self.finish()
+        self._is_other_short = False
+        if self._is_direct:
+            self._use(self._collective)
+            self._adaptation.watch.restart()
+        else:
+            if self._direct is None:
+                self._direct = DirectTransport(self._collective.buffers, self._wait)
+            self._use(self._direct)
 
-    def listen(self) -> None:
-        self.arrival = self.comm.Ibcast(self._order, ROOT)
+    def is_short(self) -> bool:
+        return not self._is_direct and self._adaptation.watch.is_short()
 
-    def await_slots(self, num_rows: int) -> None:
-        self._wait.one(self._begin_gather(num_rows))
+    def note_shortage(self) -> None:
+        self._is_other_short = True
 
-    def _begin_gather(self, num_rows: int) -> "MPI.Request":
-        if num_rows == self._room:
-            return self.comm.Igather(self._own, self._all, ROOT)
-        return self.comm.Igatherv(*self._part(num_rows), ROOT)
+    def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
+        self._collective.use_slots(slot, slots)
+        if self._direct is not None:
+            self._direct.use_slots(slot, slots)
 
-    def finish(self) -> None:
-        while self._sent:
-            self._sent.pop().Wait()
+    def free(self) -> None:
+        if self._direct is not None:
+            self._direct.free()

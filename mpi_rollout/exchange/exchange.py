@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_rollout.core.layout import ALIGNMENT, Block, Columns, SlotUnpacker
+from mpi_rollout.core.layout import ALIGNMENT, LOST, SHORT, Block, Columns, SlotUnpacker
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.exchange.orders import Command, Contents, Order
 from mpi_rollout.exchange.slot_infos import SlotInfos
@@ -62,55 +62,41 @@ class Exchange:
         wait: Wait,
     ) -> None:
         self.partition, self.envs = partition, partition.envs_of(comm.rank - first_rank)
-        self.comm, self.first_rank, self.is_root = comm, first_rank, comm.rank == ROOT
+        ranks = range(first_rank, first_rank + partition.num_ranks)
+        self.comm, self.first_rank, self.has_own_slot = comm, first_rank, comm.rank in ranks
         self.order = Order(partition, self.envs, contents.action_space)
         self.layout = contents.slot_layout(partition.capacity)
         self.infos = SlotInfos(comm, partition, first_rank)
         self._slot_rows: list[Columns] = []
-        self._lay_out_slots(1)
-        ranks = range(first_rank, first_rank + partition.num_ranks)
-        buffers = Buffers(comm, self.order.buffer, self._slot, self.slots if self.is_root else None, ranks)
-        self.transport = kind(buffers, wait)
-        self._show_marks()
-        if not self.is_root:
-            self.transport.listen()
+        self.transport = kind(Buffers(comm, self.order.buffer, *self._lay_out_slots(1), ranks), wait)
 
     @property
     def slot_rows(self) -> list[Columns]:
         """Return the columns of each row of this rank's slot."""
-        if not self._slot_rows and self._slot is not None:
+        if not self._slot_rows:
             self._slot_rows = [self.layout.columns(row, len(self.envs)) for row in self._slot]
         return self._slot_rows
 
     def make_room(self, num_rows: int) -> None:
         """Make room in slots for fragments of so many steps.  All ranks do it between the same two orders."""
-        self._lay_out_slots(num_rows)
-        self.transport.use_slots(self._slot, self.slots if self.is_root else None)
-        self._show_marks()
+        self.transport.use_slots(*self._lay_out_slots(num_rows))
 
-    def _show_marks(self) -> None:
-        own, of_all = self.own_marks if self.has_own_slot else None, self.marks[:, 0] if self.is_root else None
-        self.transport.see_marks(own, of_all)
-
-    def _lay_out_slots(self, room: int) -> None:
-        layout, num_ranks, rank = self.layout, self.partition.num_ranks, self.comm.rank - self.first_rank
-        buffer = np.zeros((num_ranks if self.is_root else 1, room, layout.nbytes), np.uint8)
-        self.room, self.has_own_slot = room, rank in range(num_ranks)
-        self._slot: np.ndarray | None = None
-        if self.is_root:
-            self.slots = buffer
-            header = layout.header(self.slots.reshape(-1, layout.nbytes))
-            step_s, self.marks, infos_nbytes, self.num_ended = (field.reshape(num_ranks, room) for field in header)
-            self.step_s, self.infos.nbytes = step_s[:, 0], infos_nbytes[:, 0]
-            self.columns = layout.columns(self.slots, layout.capacity)
-        if self.has_own_slot or not self.is_root:
-            self._slot = buffer[0]
-        if self._slot is not None:
-            header = layout.header(self._slot)
-            self.own_step_s, self.own_marks, self._own_infos_nbytes, self.own_num_ended = header
-            self.slot_bytes = self._slot[:, ALIGNMENT:]
-            self.slot = layout.columns(self._slot, len(self.envs))
+    def _lay_out_slots(self, room: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Make this rank's slot, and on the root those of all ranks; return them."""
+        layout, num_ranks, is_root = self.layout, self.partition.num_ranks, self.comm.rank == ROOT
+        slots = np.zeros((num_ranks if is_root else 1, room, layout.nbytes), np.uint8)
+        self.room = room
+        if is_root:
+            self.slots, self.columns = slots, layout.columns(slots, layout.capacity)
+            header = layout.header(slots.reshape(-1, layout.nbytes))
+            step_s, self.marks, has_infos, self.num_ended = (field.reshape(num_ranks, room) for field in header)
+            self.step_s, self.infos.has_message = step_s[:, 0], has_infos[:, 0]
+        if self.has_own_slot:
+            self._slot: np.ndarray = slots[0]
             self._slot_rows = []
+            self.own_step_s, self.own_marks, self._own_has_infos, self.own_num_ended = layout.header(self._slot)
+            self.slot, self.slot_bytes = layout.columns(self._slot, len(self.envs)), self._slot[:, ALIGNMENT:]
+        return self._slot if self.has_own_slot else None, slots if is_root else None
 
     def post_steps(self, actions: Sequence[np.ndarray] | None, num_steps: int, step: int) -> None:
         """Order steps, the first of which is `step`: the root's side of `await_order`.
@@ -149,17 +135,21 @@ class Exchange:
         """Receive what follows the order."""
         buffer = np.empty(self.order.argument, np.uint8)
         self.transport.await_actions(buffer)
-        self.transport.listen()
         return buffer
 
     def post_slot(self) -> None:
         """Send this rank's slot, and the infos that follow it: a worker's side of `await_slots`."""
-        self._own_infos_nbytes[0] = self.infos.post()
+        self._own_has_infos[0] = self.infos.post()
+        if self.transport.is_short() and self.own_marks[0] == 0:
+            self.own_marks[0] = SHORT
         self.transport.post_slot(self.order.num_rows)
 
     def await_slots(self) -> None:
         """Wait for all slots.  Then a `SlotUnpacker` lays them into rows, in env order."""
         self.transport.await_slots(self.order.num_rows)
+        if self.transport.lost_ranks:
+            self.marks[self.transport.lost_ranks, 0] = LOST
+            self.transport.lost_ranks.clear()
 
     def take(self, column: np.ndarray, rows: slice | np.ndarray = slice(None), step: int = 0) -> np.ndarray:
         """Copy rows, counted in env order, of one of `columns`, from the slots' row of a step."""

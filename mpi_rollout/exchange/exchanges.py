@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 
 from mpi_rollout.core.partition import Division, Partition
-from mpi_rollout.exchange.direct import DirectTransport, NonblockingTransport
+from mpi_rollout.exchange.direct import DirectTransport, SwitchingTransport
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.surviving import ShrinkingTransport
-from mpi_rollout.exchange.switching import SwitchingTransport
 from mpi_rollout.exchange.transports import CollectiveTransport, Message, Transport
-from mpi_rollout.exchange.waiting import SleepWait, wait_maker
+from mpi_rollout.exchange.waiting import Wait, wait_maker
 from mpi_rollout.exchange.world import ROOT
 
 if TYPE_CHECKING:
@@ -33,12 +32,8 @@ class Exchanges:
         In env order: on the root all exchanges, elsewhere those that this rank takes part in.
     slots
         For each of `all` its columns in `Block.step_s`.  There are `num_slots`, and `rank_of_slot` has their ranks.
-    num_stepping
-        The number of ranks that step envs.
     callers
         The exchanges whose orders reach every other rank once: calls by name and switches go by them.
-    is_surviving, way
-        The job goes on without ranks that are lost, see `surviving`; how ranks wait, see `waiting.wait_maker`.
     """
 
     def __init__(
@@ -46,8 +41,8 @@ class Exchanges:
         comm: "MPI.Intracomm",
         division: Division,
         contents: Contents,
-        is_surviving: bool = False,
-        way: str = "spin",
+        is_surviving: bool = False,  # The job goes on without ranks that are lost, see `surviving`.
+        way: str = "spin",  # How ranks wait, see `waiting.wait_maker`.
     ) -> None:
         self.division, self.contents, self.is_surviving, self.way = division, contents, is_surviving, way
         self._make_wait = wait_maker(way)
@@ -68,44 +63,37 @@ class Exchanges:
         # transport has also those methods of a communicator that are needed here.
         self.control = cast("MPI.Intracomm", self.all[0].transport) if is_surviving else comm.Dup()
         self.rank_of_slot = np.concatenate([first + np.arange(partition.num_ranks) for first, partition in partitions])
-        self.callers = self._callers()
+        self.callers = [each for each in self.all if each.first_rank != ROOT] if division.first_ready else self.all[:1]
         self._noted: list[int] = []  # Callers whose slots have come, and are not taken yet.
 
     def _make_exchange(self, comm: "MPI.Intracomm", first_rank: int, partition: Partition) -> Exchange:
         kind = self._kind(first_rank)
-        wait = SleepWait() if kind is SwitchingTransport else self._make_wait()
+        wait = Wait() if kind is SwitchingTransport else self._make_wait()
         return Exchange(comm, partition, first_rank, self.contents, kind, wait)
-
-    def _callers(self) -> list[Exchange]:
-        if self.division.first_ready:
-            return [exchange for exchange in self.all if exchange.first_rank != ROOT]
-        return self.all[:1]
 
     def _kind(self, first_rank: int) -> type[Transport]:
         if self.is_surviving:
             return ShrinkingTransport
         if self.division.num_ranks == 1 or (self.division.first_ready and first_rank == ROOT):
             return Transport
-        if self.division.first_ready or self.way == "sleep":
+        if self.division.first_ready or len(self.division.partitions) > 1 or self.way == "sleep":
             return DirectTransport
-        if len(self.division.partitions) > 1:
-            return NonblockingTransport
         return SwitchingTransport if self.way == "adapt" else CollectiveTransport
 
     def await_order(self) -> Exchange:
         """Wait for the next order of any exchange."""
-        index = 0 if len(self.all) == 1 else self._wait.any(_arrivals(self.all))
-        exchange = self.all[index]
+        exchange = self.all[0]
+        if len(self.all) > 1:
+            for waiting in self.all:
+                waiting.transport.listen()
+            exchange = self.all[self._wait.any(_arrivals(self.all))]
         exchange.await_order()
         return exchange
 
     def arrived(self, wait: bool) -> list[Exchange]:
         """Return the other ranks' exchanges whose slots have come since the last call, or `wait` for one at least."""
-        requests = _arrivals(self.callers)
-        if wait and requests and not self._noted:
-            self._noted = self._wait.some(requests)
-        elif not wait:
-            self.has_arrivals()
+        if not self.has_arrivals() and wait and self.callers:
+            self._noted = self._wait.some(_arrivals(self.callers))
         exchanges = [self.callers[index] for index in sorted(self._noted)]
         self._noted = []
         for exchange in exchanges:

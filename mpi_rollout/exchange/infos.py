@@ -51,7 +51,7 @@ def info_leaves(infos: Infos, has_final_infos: bool = False) -> tuple[Leaf, ...]
 
 
 def names_of(infos: Infos) -> bool | tuple[str, ...]:
-    """Return what envs are asked for: everything, nothing, or these top-level names."""
+    """Return which infos envs are asked for: all, none, or those of these top-level names."""
     if isinstance(infos, str):
         return infos == "all"
     return tuple(dict.fromkeys(name.split("/")[0] for name in infos))
@@ -176,7 +176,7 @@ def _find(infos: InfoDict, leaf: Leaf, num_envs: int, way_out: str) -> tuple[Seq
 
 
 def _of_envs(entry: object, num_envs: int, leaf: Leaf) -> np.ndarray:
-    """Return what natively vectorized envs say as an array with a row for each env; they may say one for all."""
+    """Return an info of natively vectorized envs as an array with a row for each; they may give one for all."""
     array = np.asarray(entry)
     if array.shape[:1] == (num_envs,) and array.ndim != len(leaf.shape):
         return array

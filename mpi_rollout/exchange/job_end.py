@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -34,9 +35,8 @@ T = TypeVar("T")
 END_VARIABLE = "MPI_ROLLOUT_END_S"
 END_TIMEOUT_S = 10.0  # Programs that end at all need less; an allocation costs more.
 SAME_S = 0.3  # Between signals of a launcher to its ranks.
-LAST_WORDS_S = 5.0  # For the message and MPI's end after that time.
+LAST_WORDS_S = 5.0  # The time for the message and MPI's end after that.
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
-_end_watches: list["EndWatch"] = []  # At most one.
 
 
 @contextmanager
@@ -160,10 +160,9 @@ def _await_reader(descriptor: int, timeout_s: float = 1.0) -> None:
 
 
 def with_stacks(call: Callable[[], T]) -> T:
-    """Call it so that a crash in C code (SIGSEGV, SIGABRT, ...) prints Python's stack on stderr, with the rank.
+    """Call it so that a crash in C code (SIGSEGV, SIGABRT, ...) prints Python's stack on stderr.
 
-    After such a crash no Python code runs, and what prints the stack does not know the rank.  So the rank is the file
-    name of the outermost frame.
+    No Python code runs then, and what prints the stack does not know the rank: it is the outermost frame's file name.
     """
     faulthandler.enable(STDERR)
     name = rank_and_host(claimed_rank())
@@ -191,19 +190,21 @@ def leave(code: int, finalizes: bool = True) -> NoReturn:
 
 
 def watch_end(comm: "MPI.Comm", code: int) -> "EndWatch":
-    """Make sure that this rank ends after its program is through, with this code if the program gives no other."""
-    if not _end_watches:
-        _end_watches.append(EndWatch(rank_and_host(comm.rank)))
-    [watch] = _end_watches
+    """End this rank after its program is through, with this code if the program gives no other."""
+    watch = _end_watch(rank_and_host(comm.rank))
     watch.code = code
     return watch
 
 
-class EndWatch:
-    """Ends this process if it does not end by itself some time after its main thread is through.
+@cache
+def _end_watch(place: str) -> "EndWatch":
+    return EndWatch(place)
 
-    Threads, `atexit` and `__del__` of envs may keep a process from ending.  Messages call it `place`; `code` is the
-    exit code, as far as it is known before the program is through.
+
+class EndWatch:
+    """Ends a process that threads, `atexit` or `__del__` of envs keep from ending after its main thread is through.
+
+    Messages call it `place`; `code` is the exit code, as far as it is known before the program is through.
     """
 
     def __init__(self, place: str) -> None:
@@ -238,7 +239,7 @@ class EndWatch:
 
 
 def end_timeout_s(default_s: float = END_TIMEOUT_S) -> float:
-    """Return how long a process may take to end: the user's number of seconds, or the default."""
+    """Return the seconds that a process may take to end: the user's, or the default."""
     try:
         given_s = float(os.environ.get(END_VARIABLE, ""))
     except ValueError:

@@ -18,19 +18,15 @@ HEADER_NBYTES = 48
 
 
 class Command(IntEnum):
-    """What an order asks of a rank.
-
-    The argument is of STEP the number of steps, of LOAD the bytes that follow, of STOP the code of the job, of SWITCH
-    the number of the connection that sends the next orders.
-    """
+    """What an order asks of a rank, and what its argument is."""
 
     RESET = 1
-    STEP = 2
+    STEP = 2  # The number of steps.
     CALL = 3
-    STOP = 4
+    STOP = 4  # The code of the job.
     RESTORE = 5
-    SWITCH = 7
-    LOAD = 8  # New parameters of the ranks' policy follow.  No slot comes back.
+    SWITCH = 7  # The number of the connection that sends the next orders.
+    LOAD = 8  # The bytes of new parameters of the ranks' policy, which follow.  No slot comes back.
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ class Contents:
         return self.infos if self.keeps_infos else ()
 
     def slot_layout(self, capacity: int) -> SlotLayout:
-        """Return how a slot for so many envs is laid out."""
+        """Return the layout of a slot for `capacity` envs."""
         return SlotLayout(
             self.observation_space,
             capacity,
@@ -91,11 +87,10 @@ class Order:
         self.nbytes = self.nbytes_of(1)
         self.buffer = np.zeros(self.nbytes, np.uint8)
         self._header = self.buffer[:HEADER_NBYTES].view(np.int64)
-        self._actions = _columns_of(self._action_leaves, self.buffer[HEADER_NBYTES:], 1, self._num_envs)
-        self.fragment, self._num_held = np.zeros(0, np.uint8), 0
-        self._held: tuple[np.ndarray, ...] = ()
+        self._actions = self._columns_of(self.buffer[HEADER_NBYTES:], 1)
+        self._num_held, self.fragment, self._held = 0, np.zeros(0, np.uint8), self._actions
         self._own_envs = slice(own_envs.start - partition.first_env, own_envs.stop - partition.first_env)
-        self._own_actions = self._own_part(self._actions)
+        self._own_actions = [array[:, self._own_envs] for array in self._actions]
 
     def nbytes_of(self, num_steps: int) -> int:
         """Return the bytes of an order with the actions of so many steps."""
@@ -107,10 +102,7 @@ class Order:
         return self.num_rows > 1 and not self.is_chosen
 
     def put(self, arrays: Sequence[np.ndarray], num_steps: int = 1) -> None:
-        """Take the actions of the next order, for each leaf an array (num_steps, num_envs, ...).
-
-        Those of one step may be of shape (num_envs, ...).
-        """
+        """Take the next order's actions: for each leaf (num_steps, num_envs, ...); (num_envs, ...) do for one step."""
         for array, target in zip(arrays, self._actions if num_steps == 1 else self.hold(num_steps), strict=True):
             target[...] = array
 
@@ -118,9 +110,15 @@ class Order:
         """Return room for the actions of a fragment, for each leaf an array (num_steps, num_envs, ...)."""
         if self._num_held != num_steps:
             self.fragment = np.zeros(actions_nbytes(self._action_leaves, num_steps * self._num_envs), np.uint8)
-            self._held = _columns_of(self._action_leaves, self.fragment, num_steps, self._num_envs)
-            self._num_held = num_steps
+            self._held, self._num_held = self._columns_of(self.fragment, num_steps), num_steps
         return self._held
+
+    def _columns_of(self, buffer: np.ndarray, num_steps: int) -> tuple[np.ndarray, ...]:
+        arrays, offset = [], 0
+        for leaf in self._action_leaves:
+            arrays.append(np.ndarray((num_steps, self._num_envs, *leaf.shape), leaf.dtype, buffer, offset))
+            offset += actions_nbytes((leaf,), num_steps * self._num_envs)
+        return tuple(arrays)
 
     @property
     def actions(self) -> tuple[np.ndarray, ...]:
@@ -130,12 +128,9 @@ class Order:
     @property
     def own_actions(self) -> list[np.ndarray]:
         """Return the part of `actions` that is for this rank's envs."""
-        if self.num_rows == 1 or self.is_chosen:  # The usual case.
-            return self._own_actions
-        return self._own_part(self.actions)
-
-    def _own_part(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [array[:, self._own_envs] for array in arrays]
+        if self.has_fragment:
+            return [array[:, self._own_envs] for array in self.actions]
+        return self._own_actions
 
     def write(self, command: int, argument: int, step: int, is_chosen: bool) -> None:
         """Write the header, on the root."""
@@ -154,12 +149,3 @@ class Order:
 def actions_nbytes(group: Sequence[Leaf], num_rows: int) -> int:
     """Return the bytes of so many actions, each leaf's column filled up to whole words."""
     return sum(-(-num_rows * leaf.nbytes // 8) * 8 for leaf in group)
-
-
-def _columns_of(group: Sequence[Leaf], buffer: np.ndarray, num_steps: int, num_envs: int) -> tuple[np.ndarray, ...]:
-    """Return views of a buffer of actions: for each leaf an array (num_steps, num_envs, ...)."""
-    arrays, offset = [], 0
-    for leaf in group:
-        arrays.append(np.ndarray((num_steps, num_envs, *leaf.shape), leaf.dtype, buffer, offset))
-        offset += actions_nbytes((leaf,), num_steps * num_envs)
-    return tuple(arrays)

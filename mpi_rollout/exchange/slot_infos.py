@@ -15,6 +15,7 @@ from mpi_rollout.text import words_of
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+WAY_OUT = 'name the infos that are wanted, or connect(..., infos="none")'
 RowInfos = tuple[int, bytes | InfoDict]  # A row of a slot, and what its envs say.
 
 
@@ -23,16 +24,16 @@ class SlotInfos:
 
     Attributes
     ----------
-    nbytes
-        On the root, of the message that follows each slot.
+    has_message
+        On the root, for each slot, not 0 if a message follows it.
     """
 
     def __init__(self, comm: "MPI.Intracomm", partition: Partition, first_rank: int):
         self._comm, self._partition, self._first_rank = comm, partition, first_rank
         self._is_root = comm.rank == ROOT
         self._own: list[RowInfos] = []
-        self._sending: tuple[MPI.Request, bytes] | None = None  # The bytes stay until they are sent.
-        self.nbytes = np.zeros(0, np.int64)
+        self._sending: MPI.Request | None = None
+        self.has_message = np.zeros(0, np.int64)
 
     def put(self, infos: InfoDict, row: int, is_kept: bool) -> None:
         """Send infos of a step with this rank's slot; if they `is_kept` as they are, the root's own are not copied."""
@@ -42,18 +43,16 @@ class SlotInfos:
         """Begin another slot, which has no infos yet."""
         self._own = []
 
-    def post(self) -> int:
-        """Send the infos of this rank's slot; return their bytes."""
-        if not self._own:
-            return 0
-        pickled = pickle.dumps(self._own)
-        self._sending = self._comm.Isend(pickled, ROOT, INFOS_TAG), pickled
-        return len(pickled)
+    def post(self) -> bool:
+        """Send the infos of this rank's slot, if there are any."""
+        if self._own:
+            self._sending = self._comm.isend(self._own, ROOT, INFOS_TAG)
+        return bool(self._own)
 
     def finish(self) -> None:
         """Wait until what was sent has left."""
         if self._sending is not None:
-            self._sending[0].Wait()
+            self._sending.wait()
             self._sending = None
 
     def take(self) -> list[tuple[int, slice, InfoDict]]:
@@ -72,15 +71,10 @@ class SlotInfos:
     def _receive(self) -> list[tuple[int, list[RowInfos]]]:
         received = [(ROOT, self._own)] if self._own else []
         self._own = []
-        if not np.count_nonzero(self.nbytes):
-            return received
-        from mpi4py import MPI
-
-        for slot in np.flatnonzero(self.nbytes).tolist():
-            pickled = np.empty(self.nbytes[slot], np.uint8)
-            self._comm.Recv((pickled.data, MPI.BYTE), self._first_rank + slot, INFOS_TAG)
-            received.append((slot, pickle.loads(pickled.data)))
-        self.nbytes[:] = 0  # They are taken.
+        if np.count_nonzero(self.has_message):
+            slots = np.flatnonzero(self.has_message).tolist()
+            received += [(slot, self._comm.recv(source=self._first_rank + slot, tag=INFOS_TAG)) for slot in slots]
+            self.has_message[:] = 0
         return received
 
     def _unpacked(self, places: slice, given: bytes | InfoDict) -> InfoDict:
@@ -93,7 +87,7 @@ class SlotInfos:
             first = self._partition.first_env
             raise DataError(
                 f"envs {first + places.start} to {first + places.stop - 1}: their infos cannot be read on rank 0: "
-                f'{words_of(error)}; name the infos that are wanted, or connect(..., infos="none")'
+                f"{words_of(error)}; {WAY_OUT}"
             ) from error
 
 
@@ -112,8 +106,5 @@ def pack_infos(infos: InfoDict) -> bytes:
             try:
                 pickle.dumps(value)
             except Exception as cause:
-                raise DataError(
-                    f"info {key!r} cannot be sent: {words_of(cause)}; name the infos that are wanted, "
-                    'or connect(..., infos="none")'
-                ) from error
+                raise DataError(f"info {key!r} cannot be sent: {words_of(cause)}; {WAY_OUT}") from error
         raise

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from mpi_rollout.core.layout import LOST
 from mpi_rollout.errors import LaunchError, RankLost, RolloutError, UsageError
 from mpi_rollout.exchange.job_end import abort
 from mpi_rollout.exchange.transports import Buffers, Message, Transport
@@ -57,18 +56,9 @@ def check_ulfm(comm: "MPI.Intracomm") -> None:
 
 
 class ShrinkingTransport(Transport):
-    """Bcast and Gatherv among the ranks that are left.
+    """Bcast and Gatherv among the ranks that are left: `ranks`, numbered as they were at the start.
 
     For rare messages it also has those methods of a communicator that are needed.  A lost rank's slot stays as it is.
-
-    Attributes
-    ----------
-    marks
-        On the root those of the slots' first rows.
-    rank
-        This rank's number at the start, as all numbers of ranks here.
-    ranks
-        The ranks that are left.
     """
 
     def __init__(self, buffers: Buffers, wait: Wait) -> None:
@@ -80,7 +70,7 @@ class ShrinkingTransport(Transport):
         self.rank, self.ranks = comm.rank, np.arange(comm.size)
         self._group, self._hosts = comm.Get_group(), comm.gather(os.uname().nodename, ROOT)
         self._order = (order.data, MPI.BYTE)
-        self.marks: np.ndarray | None = None
+        self.lost_ranks: list[int] = []
         nbytes = next((array.shape[-1] for array in (slot, slots) if array is not None), 0)
         self._row = MPI.BYTE.Create_contiguous(nbytes).Commit()
         self.use_slots(slot, slots)
@@ -94,13 +84,8 @@ class ShrinkingTransport(Transport):
         self._slot, self._slots = slot, slots
         self._describe(1)
 
-    def see_marks(self, own: np.ndarray | None, of_all: np.ndarray | None) -> None:
-        self.marks = of_all
-
     def send_actions(self, actions: np.ndarray) -> None:
         raise NotImplementedError("an order that is sent again has no second message")
-
-    await_actions = send_actions
 
     def _describe(self, num_rows: int) -> None:
         """Describe the first rows of all slots, as MPI takes them: those of each rank come to their own place."""
@@ -171,19 +156,8 @@ class ShrinkingTransport(Transport):
     def _recover(self, error: "MPI.Exception | None", has_slot: bool = False, is_void: bool = False) -> None:
         """Go on with the ranks that are left.  **Collective** of these, wherever each of them is.
 
-        Parameters
-        ----------
-        error
-            None if this rank does it by itself.
-        has_slot
-            The round is at its slots: slots that were sent are sent again.
-        is_void
-            On the root: the last order must not be sent again.
-
-        Raises
-        ------
-        RankLost
-            The round is void.
+        `has_slot` says that the round is at its slots, which are then sent again; `is_void`, on the root, that the last
+        order must not be sent again: then `RankLost` is raised.
         """
         while True:
             self._check(error)
@@ -212,8 +186,8 @@ class ShrinkingTransport(Transport):
         """Shrink the communicator, and meet at the root's order."""
         before = self.ranks
         self._shrink()
-        if self.marks is not None:  # At once: what follows may fail, and begin again with the ranks of now.
-            self.marks[np.setdiff1d(before, self.ranks)] = LOST
+        # This comes first: the rest may fail, and begin again with the ranks that are left.
+        self.lost_ranks += np.setdiff1d(before, self.ranks).tolist()
         state = np.array([self._num_orders, is_void])
         self.comm.Bcast(state, ROOT)
         num_orders, is_void = state.tolist()
@@ -248,17 +222,17 @@ class ShrinkingTransport(Transport):
         self.comm.Ack_failed()
         try:
             return bool(self.comm.Agree(int(is_leaving)))
-        except self._error as error:  # On all ranks alike.
+        except self._error as error:  # All ranks raise it.
             self._check(error)
             return False
 
     def _take_names(self) -> str:
-        """Return on the root the names of the ranks that are marked as lost, and remove the marks."""
-        if self.marks is None or self._hosts is None:
+        """Return on the root the names of the ranks that have been lost since it last looked."""
+        if self._hosts is None:
             return "ranks"
-        lost_ranks = np.flatnonzero(self.marks == LOST)
-        self.marks[lost_ranks] = 0
-        return ", ".join(f"rank {rank} ({self._hosts[rank]})" for rank in lost_ranks)
+        names = ", ".join(f"rank {rank} ({self._hosts[rank]})" for rank in sorted(self.lost_ranks))
+        self.lost_ranks.clear()
+        return names
 
     def finish(self) -> None:
         """Wait until all ranks that are left have the last order."""
@@ -268,7 +242,7 @@ class ShrinkingTransport(Transport):
             except self._error as error:
                 self._recover(error)
 
-    def Free(self) -> None:  # noqa: N802
+    def free(self) -> None:
         self._row.Free()
 
     def Abort(self, code: int) -> None:  # noqa: N802

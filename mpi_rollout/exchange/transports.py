@@ -7,10 +7,12 @@ one message more: the actions of its steps, after the order that says how many t
 Transport             no messages: the root to itself
 CollectiveTransport   blocking collectives: all ranks at once, the cheapest per step
 
-`switching` has the one of a usual run, `direct` those that let a rank wait for several messages at once, or sleep
-meanwhile, and `surviving` one that goes on without lost ranks.
+`direct` has those that let a rank wait for several messages at once, or sleep meanwhile, and that of a usual run, which
+switches between both ways.  `surviving` has one that goes on without lost ranks.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,7 +33,7 @@ class Buffers(NamedTuple):
     comm: "MPI.Intracomm"
     order: np.ndarray
     slot: np.ndarray | None  # This rank's own, of shape (num_rows, nbytes); on the root one of `slots`, or None.
-    slots: np.ndarray | None  # Of shape (num_ranks, num_rows, nbytes) on the root, else None.
+    slots: np.ndarray | None  # An array of shape (num_ranks, num_rows, nbytes) on the root, else None.
     ranks: range  # Those of `slots`, as ranks of `comm`.
 
 
@@ -42,9 +44,12 @@ class Transport:
     ----------
     arrival
         The request for the next message, if it is a single one: for the slot on the root, for the order elsewhere.
+    lost_ranks
+        On the root, ranks that have been lost since it last looked.
     """
 
     arrival: "MPI.Request | None" = None
+    lost_ranks: "list[int] | tuple[()]" = ()
 
     def __init__(self, buffers: Buffers, wait: Wait) -> None:
         self.buffers, self._wait = buffers, wait
@@ -75,10 +80,11 @@ class Transport:
         return value
 
     def listen(self) -> None:
-        """Be ready to receive before the other side is told to send: some orders are not answered by slots."""
+        """Be ready to receive the next message, if no rank has to take part in that at the same time."""
 
-    def see_marks(self, own: np.ndarray | None, of_all: np.ndarray | None) -> None:
-        """Show the marks of the rows of this rank's slot, and on the root those of all slots' first rows."""
+    def is_short(self) -> bool:
+        """Tell on a worker whether the root should know that it gets too little processor time."""
+        return False
 
     def note_shortage(self) -> None:
         """Note on the root that a slot has come with the mark `SHORT`."""
@@ -102,41 +108,24 @@ class CollectiveTransport(Transport):
         self.use_slots(buffers.slot, buffers.slots)
 
     def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
-        self._slot, self._slots = slot, slots
         self.buffers = self.buffers._replace(slot=slot, slots=slots)
-        self._room = len(slot) if slot is not None else slots.shape[1] if slots is not None else 0
-        self._own, self._all = self._described = self._describe(self._room)
-        self._num_described = self._room
+        self._gathers: dict[int, Callable[[], object]] = {}  # By the number of rows.
 
-    def _part(self, num_rows: int) -> tuple[Message, Message]:
-        """Describe the first rows; of the last number of rows this is known."""
-        if self._num_described != num_rows:
-            self._num_described, self._described = num_rows, self._describe(num_rows)
-        return self._described
-
-    def _describe(self, num_rows: int) -> tuple[Message, Message]:
-        """Describe the first rows of this rank's slot and of all slots, as MPI takes them.
-
-        Whole slots lie one after the other, as Gather wants them; parts of them need Gatherv.
-        """
+    def _gather_of(self, num_rows: int) -> Callable[[], object]:
+        """Make the call that gathers the first rows: whole slots lie one after the other, parts of them do not."""
         from mpi4py import MPI
 
-        own: Message = None
-        all_slots: Message = None
-        if self._slots is not None:
-            num_ranks, room, nbytes = self._slots.shape
-            counts = [num_rows * nbytes] * num_ranks
-            places = range(0, num_ranks * room * nbytes, room * nbytes)
-            is_whole = num_rows == room
-            all_slots = (
-                (self._slots.data, counts[0], MPI.BYTE)
-                if is_whole
-                else (self._slots.data, counts, list(places), MPI.BYTE)
-            )
-            own = MPI.IN_PLACE  # The root's own slot is in its place already.
-        elif self._slot is not None:
-            own = (self._slot[:num_rows].data, MPI.BYTE)
-        return own, all_slots
+        slot, slots = self.buffers.slot, self.buffers.slots
+        if slots is None:
+            assert slot is not None, "a worker has a slot"
+            gather = self.comm.Gather if num_rows == len(slot) else self.comm.Gatherv
+            return partial(gather, (slot[:num_rows].data, MPI.BYTE), None, ROOT)
+        num_ranks, room, nbytes = slots.shape
+        own = MPI.IN_PLACE  # The root's own slot is in its place already.
+        if num_rows == room:
+            return partial(self.comm.Gather, own, (slots.data, room * nbytes, MPI.BYTE), ROOT)
+        counts, places = [num_rows * nbytes] * num_ranks, [*range(0, num_ranks * room * nbytes, room * nbytes)]
+        return partial(self.comm.Gatherv, own, (slots.data, counts, places, MPI.BYTE), ROOT)
 
     def post_order(self) -> None:
         self.comm.Bcast(self._order, ROOT)
@@ -149,10 +138,10 @@ class CollectiveTransport(Transport):
     await_actions = send_actions
 
     def post_slot(self, num_rows: int) -> None:
-        if num_rows == self._room:
-            self.comm.Gather(self._own, self._all, ROOT)
-        else:
-            self.comm.Gatherv(*self._part(num_rows), ROOT)
+        gather = self._gathers.get(num_rows)
+        if gather is None:
+            gather = self._gathers[num_rows] = self._gather_of(num_rows)
+        gather()
 
     await_slots = post_slot
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeVar
 
 from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.process.console import say
@@ -25,22 +25,24 @@ from mpi_rollout.process.host import processor_quota, processor_time
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+T = TypeVar("T")
+
 MANY = 4  # Ranks for each core: with fewer, sleeping was never quicker.
 CROWDED = "ranks share each core, which is for envs that wait themselves"
 NUM_REMEMBERED = 4
 YIELDING_S = 1e-3  # A sleep would be a large part of shorter waits.
 SHORTEST_S = 5e-5
-FIRST_SHARE = 0.5  # Of the shortest of the last waits: so the first look comes before the message.
-NEXT_SHARE = 0.03  # Of the time waited so far: a look may come so much too late.
+FIRST_SHARE = 0.5  # A share of the shortest of the last waits: the first look then comes before the message.
+NEXT_SHARE = 0.03  # A share of the time waited so far: a look may come this much too late.
 LONGEST_S = 0.02
 WINDOW_S = 0.2  # Some tens of the turns that programs get when they share a core.
-LEAST_SHARE = 0.8  # Of a core: a rank has 0.99 of a quiet core, and half to two thirds beside one busy process.
+LEAST_SHARE = 0.8  # A share of a core: a rank has 0.99 of a quiet core, and half to two thirds beside one busy process.
 FIRST_REST_S = 1.0
 LONGEST_REST_S = 30.0  # Every 30 s, one window tries whether the cores are quiet again.
 
 
 def way_to_wait(comm: "MPI.Intracomm") -> str:
-    """Return what "auto" means where these ranks run: "spin", "sleep", or both in turn, "adapt".  **Collective**.
+    """Decide what "auto" means where these ranks run: "spin", "sleep", or both in turn, "adapt".  **Collective**.
 
     Of many ranks for each core the root warns.
     """
@@ -65,76 +67,57 @@ def ranks_per_core(ranks: Sequence[tuple[str, set[int], float | None]]) -> float
     )
 
 
-class SpinWait:
-    """MPI's own waits for requests.  The other waits have the same methods."""
+class Wait:
+    """Waits for requests: looks between which a rank that `sleeps` leaves its core to others, or MPI's own waits.
 
-    def one(self, request: "MPI.Request") -> None:
-        """Wait for a request."""
-        request.Wait()
-
-    def all(self, requests: "Sequence[MPI.Request]") -> None:
-        """Wait for all requests."""
-        requests[0].Waitall(requests)
-
-    def any(self, requests: "Sequence[MPI.Request]") -> int:
-        """Wait for any request, and return its index."""
-        return requests[0].Waitany(requests)
-
-    def some(self, requests: "Sequence[MPI.Request]") -> list[int]:
-        """Wait for one request at least, and return the indices of those that are over."""
-        return requests[0].Waitsome(requests) or []
-
-
-class SleepWait:
-    """Waits that leave the core to others.  A look costs some microseconds, so there should be few of them.
-
-    A message comes about as late as the last ones.  So the first sleep is half of the shortest of the last waits; a
-    long one (a trainer's update) says nothing about the next.  Then the time between looks grows with the time waited.
+    A look costs some microseconds, so there should be few of them.  A message comes about as late as the last ones.  So
+    the first sleep is half of the shortest of the last waits; a long one (a trainer's update) says nothing about the
+    next.  Then the time between looks grows with the time waited.
 
     Longer sleeps do not save time: of 64 ranks on two cores, each look that comes too late makes all waits longer, and
     with them the sleeps.  Shares of 0.9 and 0.1 gave 0.6 of the rate of these (2026-11-21, envs that sleep 5 ms).
     """
 
-    def __init__(self) -> None:
-        self._waited_s = deque([0.0], NUM_REMEMBERED)
-
-    def one(self, request: "MPI.Request") -> None:
-        self._until(request.Test)
+    def __init__(self, sleeps: Callable[[], bool] = lambda: True) -> None:
+        self._sleeps, self._waited_s = sleeps, deque([0.0], NUM_REMEMBERED)
 
     def all(self, requests: "Sequence[MPI.Request]") -> None:
-        def look() -> bool:
+        if not self._sleeps():
+            requests[0].Waitall(requests)
+            return
+
+        def look() -> bool | None:
             while indices := requests[0].Testsome(requests):  # MPICH takes in only one message a look.
                 pass
-            return indices is None
+            return True if indices is None else None
 
         self._until(look)
 
     def any(self, requests: "Sequence[MPI.Request]") -> int:
-        index = -1
+        if not self._sleeps():
+            return requests[0].Waitany(requests)
 
-        def look() -> bool:
-            nonlocal index
+        def look() -> int | None:
             index, is_over = requests[0].Testany(requests)
-            return is_over
+            return index if is_over else None
 
-        self._until(look)
-        return index
+        return self._until(look)
 
     def some(self, requests: "Sequence[MPI.Request]") -> list[int]:
-        indices: list[int] | None = []
+        """Return the indices of those that are over, one at least."""
+        if not self._sleeps():
+            return requests[0].Waitsome(requests) or []
 
-        def look() -> bool:
-            nonlocal indices
+        def look() -> list[int] | None:
             indices = requests[0].Testsome(requests)
-            return indices is None or len(indices) > 0
+            return [] if indices is None else indices or None
 
-        self._until(look)
-        return indices or []
+        return self._until(look)
 
-    def _until(self, look: Callable[[], bool]) -> None:
+    def _until(self, look: Callable[[], T | None]) -> T:
         start = now = perf_counter()
         pause_s, missed_s = min(FIRST_SHARE * min(self._waited_s), LONGEST_S), 0.0
-        while not look():
+        while (result := look()) is None:
             missed_s = now - start
             if pause_s < YIELDING_S and missed_s < YIELDING_S:
                 os.sched_yield()
@@ -144,6 +127,7 @@ class SleepWait:
             pause_s = min(NEXT_SHARE * (now - start), LONGEST_S)
         # The message came between the last two looks.  If there was only a first sleep, it may have been far too long.
         self._waited_s.append(max(missed_s, (now - start) / 2))
+        return result
 
 
 class ProcessorWatch:
@@ -193,33 +177,6 @@ class Adaptation:
         return self._sleeps
 
 
-class AdaptiveWait:
-    """Waits that spin while this rank has a core to itself, and sleep while it does not."""
-
-    def __init__(self, adaptation: Adaptation) -> None:
-        self._adaptation, self._spinning, self._sleeping = adaptation, SpinWait(), SleepWait()
-
-    def one(self, request: "MPI.Request") -> None:
-        self._now().one(request)
-
-    def all(self, requests: "Sequence[MPI.Request]") -> None:
-        self._now().all(requests)
-
-    def any(self, requests: "Sequence[MPI.Request]") -> int:
-        return self._now().any(requests)
-
-    def some(self, requests: "Sequence[MPI.Request]") -> list[int]:
-        return self._now().some(requests)
-
-    def _now(self) -> SpinWait | SleepWait:
-        return self._sleeping if self._adaptation.sleeps() else self._spinning
-
-
-Wait: TypeAlias = SpinWait | SleepWait | AdaptiveWait
-
-
 def wait_maker(way: str) -> Callable[[], Wait]:
-    """Return what makes the waits of one rank for "spin", "sleep" or "adapt"; those that adapt do so together."""
-    if way == "adapt":
-        return partial(AdaptiveWait, Adaptation())
-    return SleepWait if way == "sleep" else SpinWait
+    """Return a maker of one rank's waits for "spin", "sleep" or "adapt"; waits that adapt do so together."""
+    return partial(Wait, Adaptation().sleeps if way == "adapt" else lambda: way == "sleep")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ROOT = 0
-GRACE_S = 2.0  # For the rank that writes the message: when another one leaves first, the launcher ends all of them.
+GRACE_S = 2.0  # The rank that writes the message comes first: when another one leaves, the launcher ends all of them.
 TELL_AFTER_S = 60.0  # After so long the user is told that ranks are missing.
 NO_LIBRARY = (ImportError, RuntimeError)  # mpi4py's wheels raise the second: they look for a library by themselves.
 # pip takes the extra of the package that is installed, in editable mode or not, and leaves that as it is.
@@ -61,7 +61,7 @@ def claimed_local_size() -> int:
 
 
 def rank_and_host(rank: int) -> str:
-    """Return how messages name this process."""
+    """Return the name of this process in messages."""
     return f"rank {rank} ({os.uname().nodename})"
 
 
@@ -196,7 +196,7 @@ class SingleRankComm:
 
 @cache
 def _single_rank_world() -> SingleRankComm:
-    """Return what stands for COMM_WORLD, after saying once what several ranks need."""
+    """Return a stand-in for COMM_WORLD, after saying once what several ranks need."""
     say(f"mpi_rollout: no MPI library, so this is one rank; for more: {INSTALL}, then mpirun -n N python ...\n")
     return SingleRankComm()
 

@@ -5,8 +5,7 @@ mode.  In no mode does an integer outside of its range reach an env: code in C++
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -18,29 +17,6 @@ from mpi_rollout.text import words_of
 EnvIndices = Sequence[int] | np.ndarray
 UNSIGNED = {dtype.itemsize: dtype for dtype in map(np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64))}
 OF_POLICY = "the policy's action"
-
-
-class Column(NamedTuple):
-    """A leaf of the actions: its bounds, and what messages call an action."""
-
-    leaf: Leaf
-    low: np.ndarray
-    high: np.ndarray
-    action: str
-    takes_floats: bool = False
-
-    @classmethod
-    def of(cls, leaf: Leaf, space: spaces.Space, action: str) -> "Column":
-        # Gymnasium's vector envs give a Box of integers what they get; numbers without a fraction lose nothing.
-        takes_floats = leaf.dtype.kind == "f" or (isinstance(space, spaces.Box) and leaf.dtype.kind in "iu")
-        return cls(leaf, *bounds_of(space), action, takes_floats)
-
-    @property
-    def name(self) -> str:
-        return f"{self.action} {self.leaf.path!r}" if self.leaf.path else self.action
-
-    def takes(self, dtype: np.dtype) -> bool:
-        return is_castable(dtype, self.leaf.dtype) or (self.takes_floats and dtype.kind == "f")
 
 
 class ActionReader:
@@ -58,11 +34,8 @@ class ActionReader:
 
     def __init__(self, single_space: spaces.Space, mode: str = "check", action: str = OF_POLICY):
         self._space = single_space
-        columns = [
-            (Column.of(leaf, space, action), _is_accepted(space, mode))
-            for leaf, space in zip(leaves(single_space), leaf_spaces(single_space), strict=True)
-        ]
-        self._columns = [(column, accepts, partial(TREATMENTS[mode], column)) for column, accepts in columns]
+        pairs = zip(leaves(single_space), leaf_spaces(single_space), strict=True)
+        self._columns = [Column(leaf, space, mode, action) for leaf, space in pairs]
         self._is_single = not isinstance(single_space, spaces.Dict | spaces.Tuple)
 
     def __call__(self, actions: object, env_indices: EnvIndices) -> list[np.ndarray]:
@@ -78,29 +51,14 @@ class ActionReader:
         ActionError
             The actions for these envs cannot be read, or are refused.
         """
+        num_envs = len(env_indices)
         if self._is_single and type(actions) is np.ndarray:  # What is as it should be needs no more than this look.
-            (leaf, *_), is_accepted, _ = self._columns[0]
-            if (
-                actions.dtype == leaf.dtype
-                and actions.shape == (len(env_indices), *leaf.shape)
-                and is_accepted(actions)
-            ):
+            column = self._columns[0]
+            leaf = column.leaf
+            if actions.dtype == leaf.dtype and actions.shape == (num_envs, *leaf.shape) and column.is_accepted(actions):
                 return [actions]
-        arrays = []
-        take = self._take_from(actions, len(env_indices))
-        for column, is_accepted, treat in self._columns:
-            leaf, array = column.leaf, self._array(column, take, actions)
-            shape = len(env_indices), *leaf.shape
-            if array.shape != shape or not column.takes(array.dtype):
-                raise ActionError(
-                    f"{column.name} must be {leaf.dtype} of shape {shape}, got {array.dtype} of shape {array.shape}"
-                )
-            if leaf.dtype.kind == "f":  # As it will be sent: float64's 0.7 is above a float32 bound of 0.7.
-                array = array.astype(leaf.dtype, copy=False)
-            elif array.dtype.kind == "f":
-                array = _whole(column, array, env_indices)
-            arrays.append(array if is_accepted(array) else treat(array, env_indices))
-        return arrays
+        take = self._take_from(actions, num_envs)
+        return [column.read(take, actions, env_indices) for column in self._columns]
 
     def plan(self, actions: object, env_indices: EnvIndices, step: int) -> list[np.ndarray] | None:
         """Read the actions of several steps; None if they are of one step.
@@ -121,10 +79,10 @@ class ActionReader:
         ActionError
             They are refused; the message names the step.
         """
-        if isinstance(actions, np.ndarray) and actions.ndim <= len(self._columns[0][0].leaf.shape) + 1:
-            return None  # Told soon: a policy that gives one step at a time is asked in each.
+        if isinstance(actions, np.ndarray) and actions.ndim <= len(self._columns[0].leaf.shape) + 1:
+            return None  # A wrong plan is found soon: a policy that gives one step at a time is asked in each.
         try:
-            pairs = [(column.leaf, column.leaf.of(actions)) for column, *_ in self._columns]
+            pairs = [(column.leaf, column.leaf.of(actions)) for column in self._columns]
             dimensions = {array.ndim - len(leaf.shape) for leaf, array in pairs}
             sizes = {array.shape[:2] for _, array in pairs}
         except (LookupError, TypeError, ValueError, AttributeError):
@@ -151,7 +109,7 @@ class ActionReader:
                 raise ActionError(f"step {step + index}: {error}") from error
 
     def _take_from(self, actions: object, num_envs: int) -> Callable[[Leaf, Tree], object]:
-        """Return what takes a leaf out of the actions.  A tuple that Gymnasium can read as batches is batches."""
+        """Return a function that takes a leaf out of actions.  A tuple that Gymnasium reads as batches is batches."""
         if isinstance(actions, list | tuple):
             if isinstance(self._space, spaces.Dict):
                 return _of_each
@@ -159,23 +117,107 @@ class ActionReader:
                 return _of_each
         return Leaf.of
 
-    @staticmethod
-    def _array(column: Column, take: Callable[[Leaf, Tree], object], actions: object) -> np.ndarray:
-        try:
-            return np.asarray(take(column.leaf, actions))
-        except (TypeError, ValueError, LookupError) as error:
-            raise ActionError(f"{column.name} cannot be read: {words_of(error)}") from error
-
 
 def _of_each(leaf: Leaf, samples: Sequence[object]) -> list[object]:
     return [leaf.of(sample) for sample in samples]
 
 
-def _is_accepted(space: spaces.Space, mode: str) -> Callable[[np.ndarray], bool]:
-    """Return a function that tells whether an array needs no treatment."""
-    if mode == "pass" and np.dtype(space.dtype).kind == "f":
-        return lambda array: True
-    return inside(space)
+class Column:
+    """A leaf of the actions, and how its arrays are checked."""
+
+    def __init__(self, leaf: Leaf, space: spaces.Space, mode: str, action: str):
+        self.leaf, self._mode, self._is_of_policy = leaf, mode, action == OF_POLICY
+        self._low, self._high = bounds_of(space)
+        self._name = f"{action} {leaf.path!r}" if leaf.path else action
+        # Gymnasium's vector envs give a Box of integers what they get; numbers without a fraction lose nothing.
+        self._takes_floats = leaf.dtype.kind == "f" or (isinstance(space, spaces.Box) and leaf.dtype.kind in "iu")
+        passes = mode == "pass" and np.dtype(space.dtype).kind == "f"
+        self.is_accepted = (lambda array: True) if passes else inside(space)  # Tells whether an array stays as it is.
+
+    def read(self, take: Callable[[Leaf, Tree], object], actions: object, env_indices: EnvIndices) -> np.ndarray:
+        """Take an array (len(env_indices), ...) out of the actions, in their space; ActionError if it is refused."""
+        leaf, shape = self.leaf, (len(env_indices), *self.leaf.shape)
+        try:
+            array = np.asarray(take(leaf, actions))
+        except (TypeError, ValueError, LookupError) as error:
+            raise ActionError(f"{self._name} cannot be read: {words_of(error)}") from error
+        is_castable_float = self._takes_floats and array.dtype.kind == "f"
+        if array.shape != shape or not (is_castable_float or is_castable(array.dtype, leaf.dtype)):
+            raise ActionError(
+                f"{self._name} must be {leaf.dtype} of shape {shape}, got {array.dtype} of shape {array.shape}"
+            )
+        if leaf.dtype.kind == "f":  # As it will be sent: float64's 0.7 is above a float32 bound of 0.7.
+            array = array.astype(leaf.dtype, copy=False)
+        elif array.dtype.kind == "f":
+            array = self._whole(array, env_indices)
+        return array if self.is_accepted(array) else self._treat(array, env_indices)
+
+    def _whole(self, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
+        """Return floats as integers of this dtype, if they all are such integers; else as they are.
+
+        Raises
+        ------
+        ActionError
+            Some are no whole numbers.
+        """
+        dtype = self.leaf.dtype
+        with np.errstate(invalid="ignore"):
+            whole = array.astype(dtype)
+        if (whole == array).all():
+            return whole
+        is_whole = np.rint(array) == array
+        if not is_whole.all():
+            place = _first(~is_whole)
+            got = f"{array.dtype} {array[place]}, which is no whole number"
+            raise ActionError(f"{self._name}{_where(place, env_indices)} must be {dtype}, got {got}; give {dtype}")
+        # Compared as floats, 2**63 is not above the largest int64.
+        return np.where((whole == array) | (np.abs(array) < 2.0**63), array, np.copysign(np.inf, array))
+
+    def _treat(self, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
+        """Do with values outside what the mode says."""
+        if self._mode == "pass":
+            raise self._outside(array, env_indices)
+        nearest = self._nearest(array)
+        is_right = nearest == array
+        if self._mode == "clip":
+            is_right = nearest == nearest
+        elif self.leaf.dtype.kind == "f":
+            with np.errstate(invalid="ignore"):  # Infinity is not close to infinity, but equal.
+                is_right |= np.abs(nearest - array) <= rounding(self._low, self._high, self.leaf.dtype)
+        if not is_right.all():
+            raise self._outside(np.where(is_right, nearest, array), env_indices)
+        return nearest
+
+    def _nearest(self, array: np.ndarray) -> np.ndarray:
+        """Return the nearest values within the bounds.  NaN stays, and no comparison depends on a cast."""
+        low, high, dtype = self._low, self._high, self.leaf.dtype
+        with np.errstate(invalid="ignore"):  # Floats outside of an integer's range are not used.
+            values = array.astype(dtype)
+        return np.where(array <= low, low, np.where(array >= high, high, values)).astype(dtype)
+
+    def _outside(self, array: np.ndarray, env_indices: EnvIndices) -> ActionError:
+        place = _first(~((array >= self._low) & (array <= self._high)))
+        lowest, highest = (np.broadcast_to(bound, array.shape)[place] for bound in (self._low, self._high))
+        return ActionError(
+            f"{self._name}{_where(place, env_indices)} must be in {lowest} to {highest}, got {array[place]}; "
+            f"{self._way_out(array[place])}"
+        )
+
+    def _way_out(self, value: np.generic) -> str:
+        if value != value:
+            return "correct the policy" if self._is_of_policy else "correct what chooses it"
+        clip = "clip it in the policy" if self._is_of_policy else "clip it"
+        if self.leaf.dtype.kind == "f":
+            return f'{clip} or by gymnasium.wrappers.ClipAction, or set actions to "clip" or "pass"'
+        return f'{clip}, or set actions to "clip"'
+
+
+def _first(is_wrong: np.ndarray) -> tuple[int, ...]:
+    return tuple(map(int, np.argwhere(is_wrong)[0]))
+
+
+def _where(place: tuple[int, ...], env_indices: EnvIndices) -> str:
+    return f" for env {env_indices[place[0]]}" + (f", component {list(place[1:])}" if place[1:] else "")
 
 
 def inside(space: spaces.Space) -> Callable[[np.ndarray], bool]:
@@ -198,81 +240,3 @@ def inside(space: spaces.Space) -> Callable[[np.ndarray], bool]:
         return smallest(array, axis=None).item() >= lowest and largest(array, axis=None).item() <= highest
 
     return is_inside
-
-
-def _whole(column: Column, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
-    """Return floats as integers of the column's dtype, if they all are such integers; else as they are.
-
-    Raises
-    ------
-    ActionError
-        Some are no whole numbers.
-    """
-    dtype = column.leaf.dtype
-    with np.errstate(invalid="ignore"):
-        whole = array.astype(dtype)
-    if (whole == array).all():
-        return whole
-    is_whole = np.rint(array) == array
-    if not is_whole.all():
-        place = tuple(map(int, np.argwhere(~is_whole)[0]))
-        got = f"{array.dtype} {array[place]}, which is no whole number"
-        raise ActionError(f"{column.name}{_where(place, env_indices)} must be {dtype}, got {got}; give {dtype}")
-    # Compared as floats, 2**63 is not above the largest int64.
-    return np.where((whole == array) | (np.abs(array) < 2.0**63), array, np.copysign(np.inf, array))
-
-
-def _clip(column: Column, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
-    clipped = _nearest(column, array)
-    if not (clipped == clipped).all():
-        raise _outside(column, clipped, env_indices)
-    return clipped
-
-
-def _round(column: Column, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
-    nearest = _nearest(column, array)
-    is_close = nearest == array
-    if column.leaf.dtype.kind == "f":
-        with np.errstate(invalid="ignore"):  # Infinity is not close to infinity, but equal.
-            is_close |= np.abs(nearest - array) <= rounding(column.low, column.high, column.leaf.dtype)
-    if not is_close.all():
-        raise _outside(column, np.where(is_close, nearest, array), env_indices)
-    return nearest
-
-
-def _refuse(column: Column, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
-    raise _outside(column, array, env_indices)
-
-
-TREATMENTS = {"check": _round, "clip": _clip, "pass": _refuse}  # Of an array that is not inside.
-
-
-def _nearest(column: Column, array: np.ndarray) -> np.ndarray:
-    """Return the nearest values within the bounds.  NaN stays, and no comparison depends on a cast."""
-    low, high, dtype = column.low, column.high, column.leaf.dtype
-    with np.errstate(invalid="ignore"):  # Floats outside of an integer's range are not used.
-        values = array.astype(dtype)
-    return np.where(array <= low, low, np.where(array >= high, high, values)).astype(dtype)
-
-
-def _outside(column: Column, array: np.ndarray, env_indices: EnvIndices) -> ActionError:
-    place = tuple(int(i) for i in np.argwhere(~((array >= column.low) & (array <= column.high)))[0])
-    lowest, highest = (np.broadcast_to(bound, array.shape)[place] for bound in (column.low, column.high))
-    return ActionError(
-        f"{column.name}{_where(place, env_indices)} must be in {lowest} to {highest}, got {array[place]}; "
-        f"{_way_out(column, array[place])}"
-    )
-
-
-def _where(place: tuple[int, ...], env_indices: EnvIndices) -> str:
-    return f" for env {env_indices[place[0]]}" + (f", component {list(place[1:])}" if place[1:] else "")
-
-
-def _way_out(column: Column, value: np.generic) -> str:
-    is_of_policy = column.action == OF_POLICY
-    if value != value:
-        return "correct the policy" if is_of_policy else "correct what chooses it"
-    clip = "clip it in the policy" if is_of_policy else "clip it"
-    if column.leaf.dtype.kind == "f":
-        return f'{clip} or by gymnasium.wrappers.ClipAction, or set actions to "clip" or "pass"'
-    return f'{clip}, or set actions to "clip"'

@@ -6,7 +6,6 @@ block b has the envs from b * B on.  Rows of envs that are not asked for are zer
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -20,9 +19,24 @@ from mpi_rollout.policies.sampling import Uniforms
 from mpi_rollout.text import words_of
 
 
-@dataclass(frozen=True)
-class PolicyOptions:
-    """How a model is asked.
+class Acted(NamedTuple):
+    """What a policy gave for some envs: actions (num_envs, ...), as the space nests them, and its extras."""
+
+    actions: Tree
+    extras: list[np.ndarray]
+
+
+class _Room(NamedTuple):
+    """What a model gets when it is asked for some neighbouring envs: arrays of all envs of their blocks."""
+
+    rows: slice  # The rows of the envs that are asked for.
+    observations: list[np.ndarray]
+    blocks: list[tuple[slice, Tree, np.ndarray]]  # Each block's rows, observations and env indices.
+    uniforms: Uniforms
+
+
+class BlockPolicy:
+    """A model, asked block by block, for envs of which each has these spaces.
 
     Parameters
     ----------
@@ -33,88 +47,55 @@ class PolicyOptions:
         Of the numbers that the model draws from.
     """
 
-    block: int = 64
-    seed: int = 0
-
-
-class Acted(NamedTuple):
-    """What a policy gave for some envs: actions (num_envs, ...), as the space nests them, and its extras."""
-
-    actions: Tree
-    extras: list[np.ndarray]
-
-
-class _Asked(NamedTuple):
-    """Some neighbouring envs, and what a model gets when it is asked for them."""
-
-    rows: slice  # Of these envs among all envs of their blocks.
-    shown: list[np.ndarray]  # Their rows of the observations of these blocks, for each leaf.
-    padding: list[np.ndarray]  # All other rows.
-    blocks: list[tuple[slice, Tree, np.ndarray]]  # Of each block the rows, the observations and the env indices.
-    uniforms: Uniforms
-    no_uniforms: np.ndarray
-
-
-class BlockPolicy:
-    """A model, asked block by block, for envs of which each has these spaces."""
-
-    def __init__(self, model: Model, observation_space: Space, action_space: Space, options: PolicyOptions) -> None:
-        self._model, self._block = model, options.block
+    def __init__(
+        self, model: Model, observation_space: Space, action_space: Space, block: int = 64, seed: int = 0
+    ) -> None:
+        self._model, self._block = model, block
         self._observation_space, self._action_space = observation_space, action_space
         self._observation_leaves, self._action_leaves = leaves(observation_space), leaves(action_space)
-        self.seed(options.seed)
+        self.seed(seed)
 
     def seed(self, seed: int) -> None:
         """Let the model draw from this seed from now on."""
         self._key = model_key(seed)
-        self._asked: dict[range, _Asked] = {}
+        self._rooms: dict[range, _Room] = {}
 
     def __call__(self, observations: Tree, envs: range, step: int) -> Acted:
-        """Return what the policy gives for some neighbouring envs in a step of the run.
+        """Ask the policy for some neighbouring envs in a step of the run.
 
         Raises
         ------
         ActionError
             The model gave actions of another number of envs.
         """
-        asked = self._asked.get(envs)
-        if asked is None:
-            asked = self._asked[envs] = self._prepared(envs)
-        for array, leaf in zip(asked.shown, self._observation_leaves, strict=True):
-            array[...] = leaf.of(observations)
-        for array in asked.padding:  # The model may have written there.
-            array.fill(0)
-        uniforms = asked.no_uniforms
-        if self._model.num_uniforms:
-            asked.uniforms.forget(step)
-            uniforms = asked.uniforms.at(step)
+        if envs not in self._rooms:
+            self._rooms[envs] = self._room_for(envs)
+        rows, buffers, blocks, drawn = self._rooms[envs]
+        for buffer, leaf in zip(buffers, self._observation_leaves, strict=True):
+            buffer[: rows.start] = buffer[rows.stop :] = 0  # The model may have written there.
+            buffer[rows] = leaf.of(observations)
+        drawn.forget(step)
+        uniforms = drawn.at(step)
         parts = [
-            self._read(self._model.act(given, indices, uniforms[rows]), len(indices))
-            for rows, given, indices in asked.blocks
+            self._read(self._model.act(given, indices, uniforms[block]), len(indices))
+            for block, given, indices in blocks
         ]
         columns = parts[0] if len(parts) == 1 else [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
-        columns = [column[asked.rows] for column in columns]
+        columns = [column[rows] for column in columns]
         num_actions = len(self._action_leaves)
         return Acted(tree_of(self._action_space, columns[:num_actions]), columns[num_actions:])
 
-    def _prepared(self, envs: range) -> _Asked:
+    def _room_for(self, envs: range) -> _Room:
         size = self._block or len(envs)
         first = envs.start // size * size if self._block else envs.start
         padded = range(first, first + -(-(envs.stop - first) // size) * size)
-        rows = slice(envs.start - first, envs.stop - first)
         buffers = [np.zeros((len(padded), *leaf.shape), leaf.dtype) for leaf in self._observation_leaves]
         blocks = []
         for block in (slice(start, start + size) for start in range(0, len(padded), size)):
             given = tree_of(self._observation_space, [buffer[block] for buffer in buffers])
             blocks.append((block, given, np.arange(first + block.start, first + block.stop)))
-        return _Asked(
-            rows,
-            [buffer[rows] for buffer in buffers],
-            [part for buffer in buffers for part in (buffer[: rows.start], buffer[rows.stop :]) if len(part)],
-            blocks,
-            Uniforms(self._key, padded, self._model.num_uniforms),
-            np.zeros((len(padded), 0)),
-        )
+        uniforms = Uniforms(self._key, padded, self._model.num_uniforms)
+        return _Room(slice(envs.start - first, envs.stop - first), buffers, blocks, uniforms)
 
     def _read(self, given: Tree, size: int) -> list[np.ndarray]:
         """Return an array (size, ...) for each leaf of the actions, and one for each extra."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -16,8 +16,11 @@ from mpi_rollout.policies.parameters import load_module
 from mpi_rollout.process.paths import load_callable
 from mpi_rollout.text import words_of
 
+if TYPE_CHECKING:
+    import torch
+
 DETERMINISTIC, SAMPLE = "deterministic", "sample"
-Policy: TypeAlias = Callable[[Tree], Tree]  # From a batch of observations to a batch of actions.
+Policy: TypeAlias = Callable[[Tree], Tree]  # It takes a batch of observations and returns a batch of actions.
 Act: TypeAlias = Callable[[Tree, np.ndarray, np.ndarray], Tree]  # See `Model.act`.
 
 
@@ -39,24 +42,19 @@ class Model:
         self._act, self._owner = act, owner
         self.num_uniforms, self.extras = num_uniforms, extras
 
-    @property
-    def _is_module(self) -> bool:
-        return hasattr(self._owner, "state_dict") and hasattr(self._owner, "load_state_dict")
-
-    def parameters(self) -> dict[str, Any] | None:
+    def parameters(self) -> dict[str, object] | None:
         """Return its parameters, arrays or tensors by their names; None if it has none that can be set."""
-        owner: Any = self._owner
-        if self._is_module:
-            return dict(owner.state_dict())
-        parameters = getattr(owner, "parameters", None)
+        if _is_module(self._owner):
+            return dict(self._owner.state_dict())
+        parameters = getattr(self._owner, "parameters", None)
         parameters = parameters() if callable(parameters) else parameters
-        can_load = callable(getattr(owner, "load", None))
+        can_load = callable(getattr(self._owner, "load", None))
         return dict(parameters) if can_load and isinstance(parameters, Mapping) else None
 
     def load(self, parameters: dict[str, np.ndarray]) -> None:
         """Take these parameters, all that there are, with the same names, dtypes and shapes; they are its own."""
         owner: Any = self._owner
-        if self._is_module:
+        if _is_module(owner):
             load_module(owner, parameters)
         else:
             owner.load(parameters)
@@ -81,39 +79,25 @@ class Model:
         return self._act(observations, env_indices, uniforms)
 
 
+def _is_module(owner: object) -> TypeGuard["torch.nn.Module"]:
+    return hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
+
+
 @dataclass(frozen=True)
 class PolicySource:
-    """Where a policy comes from: what one rank reads, and other ranks can load.
+    """Where a policy comes from: what one rank reads, and other ranks can load."""
 
-    Parameters
-    ----------
-    kind
-        See `core.policy_kinds`: the kind of the file, or "random", "made" by `make_policy`, "called".
-    name
-        What `--policy` was given.
-    content
-        The bytes of the file.
-    sha256
-        Of the file and its weights, in hexadecimal.
-    mode
-        "deterministic" or "sample".
-    is_trusted
-        Pickled code of the file may be executed.
-    call
-        The callable, on the rank that has it.
-    """
-
-    kind: str
-    name: str
-    content: bytes = b""
-    sha256: str = ""
-    mode: str = DETERMINISTIC
-    is_trusted: bool = False
-    call: Policy | None = None
+    kind: str  # That of the file, see `core.policy_kinds`, or "random", "made" by `make_policy`, "called".
+    name: str  # What `--policy` was given.
+    content: bytes = b""  # Of the file.
+    sha256: str = ""  # The digest of the file and its weights, in hexadecimal.
+    mode: str = DETERMINISTIC  # Or SAMPLE.
+    is_trusted: bool = False  # Pickled code of the file may be executed.
+    call: Policy | None = None  # The callable of the kind "called", on the rank that has it.
 
 
 def called_model(policy: Policy, space: Space) -> Model:
-    """Return a model that asks a callable block by block; `space` is of one env's observations."""
+    """Return a model that asks a callable for blocks; `space` is of one env's observations."""
     parts = leaves(space)
 
     def act(observations: Tree, _env_indices: np.ndarray, _uniforms: np.ndarray) -> Tree:
@@ -124,15 +108,7 @@ def called_model(policy: Policy, space: Space) -> Model:
 
 
 def make_model(spec: str | Callable[[], object]) -> Model:
-    """Call what `--policy` names, or what `connect` was given.
-
-    Raises
-    ------
-    UsageError
-        It cannot be imported, or what it returns has no `act(observations, env_indices, uniforms)`.
-    PolicyError
-        It raises.
-    """
+    """Call what `--policy` names, or what `connect` was given; PolicyError if it raises, else see `made_model`."""
     make = load_callable(spec, "--policy") if isinstance(spec, str) else spec
     name = spec if isinstance(spec, str) else getattr(spec, "__qualname__", repr(spec))
     try:
@@ -142,15 +118,13 @@ def make_model(spec: str | Callable[[], object]) -> Model:
     return made_model(policy, name)
 
 
-def made_model(policy: Any, name: str) -> Model:
-    """Return what a `make_policy` of this name returned as a model.
+def made_model(policy: object, name: str) -> Model:
+    """Return the model that a `make_policy` of this name made; UsageError if it is none.
 
-    Raises
-    ------
-    UsageError
-        It has no such method, or its attributes are others than a model's.
+    It has a method `act(observations, env_indices, uniforms)`, and may have `num_uniforms` and `extras`.
     """
-    if not _takes_three(getattr(policy, "act", None)):
+    act = getattr(policy, "act", None)
+    if not _takes_three(act):
         raise UsageError(
             f"--policy {name} must return an object with a method act(observations, env_indices, uniforms), got "
             f"{type(policy).__name__}"
@@ -160,7 +134,7 @@ def made_model(policy: Any, name: str) -> Model:
         raise UsageError(
             f"--policy {name}: num_uniforms must be a number of random numbers for each env, got {number!r}"
         )
-    return Model(policy.act, int(number), _extras_of(policy, name), owner=policy)
+    return Model(act, int(number), _extras_of(policy, name), owner=policy)
 
 
 def _extras_of(policy: object, name: str) -> tuple[Leaf, ...]:
@@ -176,7 +150,7 @@ def _extras_of(policy: object, name: str) -> tuple[Leaf, ...]:
         raise UsageError(f"--policy {what}: {error}") from error
 
 
-def _takes_three(act: object) -> bool:
+def _takes_three(act: object) -> TypeGuard[Act]:
     if not callable(act):
         return False
     try:

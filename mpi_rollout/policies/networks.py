@@ -38,21 +38,13 @@ Inputs = dict[str, tuple[Leaf, np.dtype]]  # By name: the part of the observatio
 class Head:
     """The last step of a policy: from a network's outputs to actions of one leaf space.
 
-    Parameters
-    ----------
-    mode
-        "deterministic" takes the most likely action, and the actions of a Box as they are.  "sample" draws, and sets
-        what it draws for a Box to the nearest bound where it is outside.
+    "deterministic" takes the most likely action, and the actions of a Box as they are.  "sample" draws, and sets what
+    it draws for a Box to the nearest bound where it is outside.  UsageError if there is nothing to draw from.
 
     Attributes
     ----------
     num_uniforms, num_outputs
         How many random numbers an env needs in a step, and how many of the network's outputs are needed.
-
-    Raises
-    ------
-    UsageError
-        The space has several leaves, or nothing can be drawn from it.
     """
 
     def __init__(self, space: Space, mode: str):
@@ -62,26 +54,25 @@ class Head:
         self._low, self._high = bounds_of(space)
         self._shape, self._size = self._low.shape, self._low.size
         self._begins_elsewhere = bool((self._low != 0).any())  # Discrete(3, start=5) begins with 5.
-        self._is_float_box = isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f"
-        self._counts = [] if isinstance(space, spaces.Box) else (self._high - self._low + 1).ravel().tolist()
-        if self._is_sampled and isinstance(space, spaces.Box) and not self._is_float_box:
-            raise UsageError(f"cannot draw actions of {space}; {WAY_OUT}")
-        self.num_uniforms = 0
-        if self._is_sampled:
-            self.num_uniforms = num_normal_uniforms(self._size) if self._is_float_box else self._size
-        self.num_outputs = 2 if self._is_sampled and self._is_float_box else 1
+        is_box, self.num_uniforms, self.num_outputs = isinstance(space, spaces.Box), 0, 1
+        self._counts = [] if is_box else (self._high - self._low + 1).ravel().tolist()
+        if self._is_sampled and is_box:
+            if np.dtype(space.dtype).kind != "f":
+                raise UsageError(f"cannot draw actions of {space}; {WAY_OUT}")
+            self.num_uniforms, self.num_outputs = num_normal_uniforms(self._size), 2
+        elif self._is_sampled:
+            self.num_uniforms = self._size
 
     def __call__(self, outputs: Sequence[np.ndarray], env_indices: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         """Return the actions of a batch of a network's outputs, or raise `ActionError` if they are of other kinds."""
-        rows = len(env_indices)
-        if self._is_float_box and self._is_sampled:
+        if self.num_outputs == 2:
             return self._drawn(outputs, uniforms)
         first = outputs[0]
         if self._counts and first.dtype.kind == "f":
             return self._chosen(first, env_indices, uniforms)
         if self._is_sampled:
             raise ActionError(f"gives actions ({first.dtype}) and no logits to draw from; {WAY_OUT}")
-        return self._shaped(first, (rows, *self._shape), "actions")
+        return self._shaped(first, (len(env_indices), *self._shape), "actions")
 
     def _chosen(self, logits: np.ndarray, env_indices: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         """Return the actions that logits of shape (rows, all categories) say."""
@@ -101,7 +92,7 @@ class Head:
     def _drawn(self, outputs: Sequence[np.ndarray], uniforms: np.ndarray) -> np.ndarray:
         """Return draws of a Gaussian within the bounds of the Box."""
         shape = len(uniforms), *self._shape
-        if len(outputs) != self.num_outputs or any(output.dtype.kind != "f" for output in outputs):
+        if len(outputs) != 2 or any(output.dtype.kind != "f" for output in outputs):
             raise ActionError(f"must give two float arrays to draw from, the mean and the log of the std; or {WAY_OUT}")
         mean = self._shaped(outputs[0], shape, "mean").reshape(len(uniforms), -1)
         log_std = outputs[1]
@@ -189,13 +180,7 @@ def _kind(dtype: np.dtype) -> str:
 
 
 def try_model(model: Model, observation_space: Space) -> None:
-    """Ask a model of a file for actions on zeros, such as the rows of a block have that belong to no env.
-
-    Raises
-    ------
-    UsageError, ActionError
-        It fails, or its outputs are no actions.
-    """
+    """Ask a model for actions on zeros, such as rows of no env have; UsageError or ActionError if it gives none."""
     parts = leaves(observation_space)
     for rows in TRIAL_ROWS:
         zeros = [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in parts]
@@ -213,6 +198,6 @@ def try_model(model: Model, observation_space: Space) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return what is wrong; TorchScript says so in the last line of a traceback."""
+    """Say what is wrong; TorchScript says it in the last line of a traceback."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines and "TorchScript" in str(error) else first_line(error)

@@ -19,7 +19,7 @@ _FIELDS: dict[str, tuple[set[int], dict[int, str]]] = {
     "tensor": ({1, 2, 4, 5, 7, 8, 9, 10, 11, 12, 14, 16}, {13: "entry"}),
     "entry": ({1, 2}, {}),
 }
-_FIXED_BYTES = {1: 8, 5: 4}  # Of numbers of a fixed size, by their form.
+_FIXED_BYTES = {1: 8, 5: 4}  # The sizes of numbers of a fixed size, by their form.
 _OPERATION, _DOMAIN, _KEY, _VALUE = 4, 7, 1, 2  # Fields of a node, and of an entry.
 _NAMES = (
     "Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh Attention AveragePool BatchNormalization BitwiseAnd "

@@ -25,7 +25,7 @@ def load(source: PolicySource, observation_space: Space, action_space: Space) ->
             source.content,
             _options(source.is_trusted),
             providers=["CPUExecutionProvider"],
-            enable_fallback=0,  # Without another attempt, which it would tell on stdout.
+            enable_fallback=0,  # A second attempt would be reported on stdout.
             # Constants would be computed now, in memory that no allocator bounds.
             disabled_optimizers=None if source.is_trusted else ["ConstantFolding"],
         )

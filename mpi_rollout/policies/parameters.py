@@ -30,14 +30,9 @@ Layout = list[Parameter]
 
 
 def array_of(name: str, value: object) -> np.ndarray:
-    """Return a parameter as an array; a tensor may be on another device.
+    """Return a parameter, maybe a tensor of another device, as an array; UsageError if it is none of numbers.
 
     Of bfloat16, which NumPy does not have, it has the bits, as int16.
-
-    Raises
-    ------
-    UsageError
-        It is no array of numbers.
     """
     try:
         if hasattr(value, "detach"):
@@ -54,7 +49,7 @@ def array_of(name: str, value: object) -> np.ndarray:
 
 
 def layout_of(parameters: Mapping[str, object]) -> Layout:
-    """Return what parameters are, in their order."""
+    """Return the names, shapes and dtypes of parameters, in their order."""
     arrays = {name: array_of(name, value) for name, value in parameters.items()}
     return [Parameter(name, array.dtype.str, array.shape) for name, array in arrays.items()]
 
@@ -68,15 +63,13 @@ def packed(parameters: Mapping[str, object] | Sequence[object], layout: Layout) 
         They do not fit the layout; the message names the first that does not.
     """
     values = _by_name(parameters, layout) if isinstance(parameters, Mapping) else _in_order(parameters, layout)
-    buffer, start = np.zeros(sum(parameter.nbytes for parameter in layout), np.uint8), 0
-    for value, parameter in zip(values, layout, strict=True):
-        name, dtype, shape = parameter
+    buffer = np.zeros(sum(parameter.nbytes for parameter in layout), np.uint8)
+    for value, (name, target) in zip(values, unpacked(buffer, layout).items(), strict=True):
         array = array_of(name, value)
-        if array.dtype.str != dtype or array.shape != shape:
-            expected, got = f"{np.dtype(dtype)} of shape {shape}", f"{array.dtype} of shape {array.shape}"
+        if (array.dtype, array.shape) != (target.dtype, target.shape):
+            expected, got = (f"{it.dtype} of shape {it.shape}" for it in (target, array))
             raise UsageError(f"the parameter {name!r} of the policy must be {expected}, got {got}")
-        buffer[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        start += parameter.nbytes
+        target[...] = array
     return buffer
 
 

@@ -102,11 +102,10 @@ class _Device:
 
 
 class Operation(NamedTuple):
-    """A call: what it takes, what its results are called, and which values nobody needs afterwards."""
+    """A call: what it takes by name, what its results are called, and which values nobody needs afterwards."""
 
     call: Callable[..., Value]
-    arguments: list[Value]
-    options: dict[str, Value]
+    arguments: dict[str, Value]
     results: list[str | list[str]]
     last_uses: list[str]
 
@@ -119,20 +118,23 @@ def read_operations(nodes: list[JsonObject], kept: set[str]) -> list[Operation]:
         target = node["target"]
         if target.startswith("torch.ops.aten.") and target.split(".")[3] in _CHECKS:
             continue
-        call, schema = _call_of(target)
-        given = {entry["name"]: _argument(entry["arg"]) for entry in node["inputs"]}
-        used = set(_values_in(list(given.values())))
-        arguments, options = _ordered(target, schema, given)
+        call, names_of_all = _call_of(target)
+        arguments = {entry["name"]: _argument(entry["arg"]) for entry in node["inputs"]}
+        used = set(_values_in(list(arguments.values())))
+        for name in ("layout", "pin_memory"):
+            arguments.pop(name, None)
+        if "device" in names_of_all and "_like" not in target:  # A tensor is made where the call says, not the file.
+            arguments["device"] = _Device()
         results = [_result(output) for output in node["outputs"]]
         names = [name for result in results for name in ([result] if isinstance(result, str) else result)]
         last_uses = [name for name in (*used, *names) if name not in needed]
         needed |= used
-        operations.append(Operation(call, arguments, options, results, last_uses))
+        operations.append(Operation(call, arguments, results, last_uses))
     return operations[::-1]
 
 
-def _call_of(target: str) -> tuple[Callable[..., Value], list[torch._C.Argument]]:
-    """Return what an operation calls, and the arguments of its schema, if it has one."""
+def _call_of(target: str) -> tuple[Callable[..., Value], list[str]]:
+    """Return what an operation calls, and the names of its arguments, if it has a schema."""
     if target in _NUMBERS:
         return partial(_small, _NUMBERS[target]), []
     *folder, name, overload = target.split(".")
@@ -143,34 +145,15 @@ def _call_of(target: str) -> tuple[Callable[..., Value], list[torch._C.Argument]
     written = [argument.name for argument in call._schema.arguments if argument.is_write]
     if written != (["self"] if name.endswith("_") else []):
         raise UsageError(f"has the operation {target[:80]!r}, which writes into its arguments; {TRUST_IT}")
-    return checked(call), call._schema.arguments
+    return _checked(call), [argument.name for argument in call._schema.arguments]
 
 
-def _small(function: Callable[..., Value], *numbers: Value) -> Value:
+def _small(function: Callable[..., Value], /, **numbers: Value) -> Value:
     """Compute a number of at most 64 bits, as sizes are: a chain of products could be of any length."""
-    number = function(*numbers)
+    number = function(*numbers.values())
     if abs(number) >= 2**63:
         raise damaged("it computes a size of more than 64 bits")
     return number
-
-
-def _ordered(
-    target: str, schema: list[torch._C.Argument], given: dict[str, Value]
-) -> tuple[list[Value], dict[str, Value]]:
-    """Return arguments as positional ones and options; a new tensor is made where the call says, not the file."""
-    if not schema:
-        return list(given.values()), {}
-    arguments = []
-    for entry in schema:
-        if entry.kwarg_only or entry.name not in given:
-            break
-        arguments.append(given.pop(entry.name))
-    options = [entry.name for entry in schema[len(arguments) :]]
-    if "device" in options and "_like" not in target:
-        given["device"] = _Device()
-    given.pop("layout", None)
-    given.pop("pin_memory", None)
-    return arguments, given
 
 
 def _values_in(argument: Value) -> Iterable[str]:
@@ -234,20 +217,23 @@ def named_results(names: list[str | list[str]], returned: Value) -> Iterable[tup
         yield from [(name, result)] if isinstance(name, str) else zip(name, result, strict=True)
 
 
-Given = Mapping[str, Any]  # The arguments of a call by their names.
+Given: TypeAlias = Mapping[str, Value]  # The arguments of a call by their names.
 
 
-def checked(call: torch._ops.OpOverload) -> Callable[..., Any]:
-    """Return an operation of torch that checks first what its kernel believes."""
+def _checked(call: torch._ops.OpOverload) -> Callable[..., Value]:
+    """Return an operation of torch that checks first what its kernel believes.
+
+    Exporters write the inner names of layers, whose outer functions check the shapes.  Called with others, a kernel
+    reads or writes memory that is not the tensor's.
+    """
     check = _KERNEL_CHECKS.get(call._schema.name.removeprefix("aten::"))
     if check is None:
         return call
-    names = [argument.name for argument in call._schema.arguments]
 
-    def checked_call(*arguments: Any, **options: Any) -> Any:
-        if not check(dict(zip(names, arguments, strict=False)) | options):
+    def checked_call(**arguments: Value) -> Value:
+        if not check(arguments):
             raise damaged(f"{call} takes tensors of other shapes")
-        return call(*arguments, **options)
+        return call(**arguments)
 
     return checked_call
 

@@ -93,9 +93,8 @@ class Program:
     ) -> tuple[torch.Tensor, ...]:
         values: dict[str, Value] = bound | dict(zip(self._users, tensors, strict=True))
         for operation in self._operations:
-            arguments = [filled(argument, values, device) for argument in operation.arguments]
-            options = {name: filled(option, values, device) for name, option in operation.options.items()}
-            returned = operation.call(*arguments, **options)
+            arguments = {name: filled(argument, values, device) for name, argument in operation.arguments.items()}
+            returned = operation.call(**arguments)
             for name, result in named_results(operation.results, returned):
                 values[name] = result
             for name in operation.last_uses:
@@ -181,7 +180,7 @@ def _output(spec: JsonObject) -> str:
 
 
 def _inputs(call: JsonObject, values: list[JsonObject]) -> dict[str, Input]:
-    """Return what a program takes: one tensor, or one dict of them."""
+    """Return the inputs of a program: one tensor, or one dict of them."""
     arguments, named = json.loads(call["in_spec"])[1]["children_spec"]
     returned = json.loads(call["out_spec"])[1]
     returns = [returned["type"], *(child["type"] for child in returned["children_spec"])]

@@ -35,7 +35,7 @@ class RandomPolicy:
         self._drawn: dict[int, list[np.ndarray]] = {}
         self._words: dict[int, WordsOfEnvs] = {}
         self.are_bits_narrow = False
-        self._uniforms: Uniforms | None = None  # For choices among the actions that masks allow.
+        self._uniforms: Uniforms | None = None  # They choose among the actions that masks allow.
         self._first_block = 0  # Older ones are forgotten.
         self._steps = count()
 
@@ -68,12 +68,8 @@ class RandomPolicy:
     def by_masks(self, step: int, env_indices: np.ndarray, packed: np.ndarray) -> np.ndarray:
         """Return actions of some envs in a step that their masks allow, all equally likely.
 
-        As with Gymnasium's `sample(mask=...)`, it is the first action where nothing is allowed.
-
-        Parameters
-        ----------
-        packed
-            The masks of these envs as bits, eight to a byte.
+        As with Gymnasium's `sample(mask=...)`, it is the first action where nothing is allowed.  The masks are
+        `packed`, eight bits to a byte.
         """
         counts, (low, _) = mask_sizes(self._space), bounds_of(self._space)
         if self._uniforms is None:

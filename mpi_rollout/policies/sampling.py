@@ -47,15 +47,11 @@ class Uniforms:
 
 
 def categorical(logits: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """Draw from the categories of softmaxes (rows, categories), by the inverse of the distribution function.
+    """Draw from the categories of softmaxes (rows, categories), by the inverse of the distribution function: int64.
 
-    A category of minus infinity is never drawn, one of infinity instead of all others.
-
-    Returns
-    -------
-    (rows,) int64
-        The first category at which the sum of probabilities is above the row's uniform number (Devroye, *Non-Uniform
-        Random Variate Generation*, 1986, III.2.1).
+    It is the first category at which the sum of probabilities is above the row's uniform number (Devroye, *Non-Uniform
+    Random Variate Generation*, 1986, III.2.1).  A category of minus infinity is never drawn, one of infinity instead of
+    all others.
     """
     logits = np.asarray(logits, np.float64)
     top = logits.max(axis=1, keepdims=True)
@@ -71,7 +67,7 @@ def categorical(logits: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
 
 def multi_categorical(logits: np.ndarray, counts: Sequence[int], uniforms: np.ndarray) -> np.ndarray:
     """Draw from softmaxes side by side, of so many categories each: (rows, components); see `categorical`."""
-    parts = np.split(np.asarray(logits), np.cumsum(counts)[:-1], axis=1)
+    parts = np.split(logits, np.cumsum(counts)[:-1], axis=1)
     return np.stack([categorical(part, uniforms[:, index]) for index, part in enumerate(parts)], axis=1)
 
 
@@ -79,7 +75,7 @@ def modes(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
     """Return the most likely category of each component, the first of equals: (rows, components) int64."""
     if len(counts) == 1:
         return logits.argmax(axis=1)[:, None]
-    parts = np.split(np.asarray(logits), np.cumsum(counts)[:-1], axis=1)
+    parts = np.split(logits, np.cumsum(counts)[:-1], axis=1)
     return np.stack([part.argmax(axis=1) for part in parts], axis=1)
 
 
@@ -90,7 +86,7 @@ def bernoulli(logits: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
 
 
 def num_normal_uniforms(num_draws: int) -> int:
-    """Return how many uniforms `normal` needs for so many draws: one each, and an even number."""
+    """Return the number of uniforms that `normal` needs for some draws: one each, and an even number."""
     return num_draws + num_draws % 2
 
 

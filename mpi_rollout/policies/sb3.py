@@ -42,15 +42,16 @@ def load(source: PolicySource, observation_space: Space, action_space: Space) ->
     if isinstance(action_space, spaces.Discrete) and action_space.start:
         raise UsageError(f"SB3's actions begin with 0, the envs have {action_space}")
     policy = _built(saved, own_space, action_space)
-    if source.mode == SAMPLE:
-        return _drawing(policy, action_space, float(saved.data.get("exploration_rate") or 0.0))
+    exploration = float(saved.data.get("exploration_rate") or 0.0)
+    if source.mode == SAMPLE and (exploration or not isinstance(policy, DQNPolicy)):
+        return _drawing(policy, action_space, exploration)
     return Model(partial(_greedy, policy, action_space), owner=policy)
 
 
 def _drawing(policy: Learned, space: Any, exploration: float) -> Model:
     """Return a model that draws its actions, where the uniforms say all of it."""
     if isinstance(policy, DQNPolicy):
-        return Model(partial(_exploring, policy, space, exploration), 2 if exploration else 0, owner=policy)
+        return Model(partial(_exploring, policy, space, exploration), 2, owner=policy)
     if isinstance(policy, TD3Policy):
         raise UsageError(f"TD3 has nothing to draw from; {WAY_OUT}")
     actor: Learned = getattr(policy, "actor", policy)
@@ -70,7 +71,7 @@ def _greedy(
         tensor, _ = policy.obs_to_tensor(observations)
         try:
             actions = _best(policy, tensor, env_indices)
-        except ValueError as error:  # Of torch's distributions.
+        except ValueError as error:  # The distributions of torch raise it.
             raise ActionError(f"the policy has no actions for envs {env_indices[0]} to {env_indices[-1]}: "
                               f"{first_line(error)}") from error  # fmt: skip
     actions = actions.reshape(-1, *(space.shape or ()))
@@ -90,12 +91,15 @@ def _best(policy: Learned, tensor: torch.Tensor, env_indices: np.ndarray) -> np.
 
 
 def _exploring(
-    policy: Learned, space: Any, exploration: float, observations: Tree, env_indices: np.ndarray, uniforms: np.ndarray
+    policy: Learned,
+    space: spaces.Discrete,
+    exploration: float,
+    observations: Tree,
+    env_indices: np.ndarray,
+    uniforms: np.ndarray,
 ) -> np.ndarray:
     """Return DQN's actions: any action with the probability of exploration."""
     actions = _greedy(policy, space, observations, env_indices, uniforms)
-    if not exploration:
-        return actions
     any_action = (uniforms[:, 1] * int(space.n)).astype(np.int64)
     return np.where(uniforms[:, 0] < exploration, any_action, actions)
 
@@ -115,7 +119,7 @@ def _drawn(
 
 
 def _squashed(
-    policy: Learned, space: Any, observations: Tree, _env_indices: np.ndarray, uniforms: np.ndarray
+    policy: Learned, space: spaces.Box, observations: Tree, _env_indices: np.ndarray, uniforms: np.ndarray
 ) -> np.ndarray:
     """Return draws of SAC: of a Gaussian through tanh, scaled to the bounds."""
     with calling():

@@ -60,7 +60,7 @@ class SavedPolicy:
     is_trusted: bool = False  # Its classes may be code of the file.
 
     def told(self, name: str) -> JsonObject:
-        """Return what the file says of a space, as far as it does."""
+        """Describe a space as far as the file does."""
         entry = self.data.get(name)
         return entry if isinstance(entry, dict) else {}
 

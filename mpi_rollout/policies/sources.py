@@ -14,7 +14,7 @@ from inspect import signature
 from mpi_rollout.core.policy_kinds import CALLED, FILE, FILES, FORMATS, MADE, SUFFIXES, kind_of_name
 from mpi_rollout.core.spaces import Space
 from mpi_rollout.errors import ActionError, Option, PolicyError, UsageError
-from mpi_rollout.policies.model import DETERMINISTIC, Model, Policy, PolicySource, make_model
+from mpi_rollout.policies.model import DETERMINISTIC, Model, Policy, PolicySource, called_model, make_model
 from mpi_rollout.policies.networks import try_model
 from mpi_rollout.policies.onnx_check import check_network, weight_files
 from mpi_rollout.policies.untrusted import FREE_PICKLE_BYTES, TRUST_IT, members_of, reading, without_folder
@@ -38,13 +38,7 @@ def check_file_options(is_file: bool, mode: str, is_trusted: bool) -> None:
 
 
 def find_source(spec: str, mode: str, is_trusted: bool) -> PolicySource:
-    """Load the callable that `--policy` names, or read its file; of other policies there is nothing to read.
-
-    Raises
-    ------
-    UsageError
-        There is no such callable or file, or it is no policy.
-    """
+    """Load the callable that `--policy` names, or read its file; UsageError if there is none, or it is no policy."""
     kind = kind_of_name(spec)
     check_file_options(kind == FILE, mode, is_trusted)
     if kind == FILE:
@@ -55,14 +49,7 @@ def find_source(spec: str, mode: str, is_trusted: bool) -> PolicySource:
 def load_policy(spec: str) -> Policy:
     """Return the policy that `--policy` names: a function, or an object that is callable or has a method `act`.
 
-    A class is called once, without arguments.
-
-    Raises
-    ------
-    UsageError
-        There is no such policy.
-    PolicyError
-        Its class raises.
+    A class is called once, without arguments.  UsageError if there is no such policy, PolicyError if its class raises.
     """
     if ":" not in spec:
         hint = colon_hint(spec) or _file_hint(spec)
@@ -70,8 +57,7 @@ def load_policy(spec: str) -> Policy:
     policy = load_object(spec, "--policy")
     if isinstance(policy, type):
         policy = _instance(policy, spec)
-    if not callable(policy):
-        policy = getattr(policy, "act", policy)
+    policy = policy if callable(policy) else getattr(policy, "act", policy)
     if not callable(policy):
         name = type(policy).__name__
         raise UsageError(f"--policy {spec} is {name}, not callable; give a function of a batch of observations")
@@ -154,32 +140,22 @@ def _digest(content: bytes, path: str) -> str:
 @reading()
 def kind_of(content: bytes) -> str:
     """Return the kind of a policy's file, a key of FORMATS."""
-    if content.startswith(b"PK"):
-        return _kind_of_zip(members_of(content))
-    if content.startswith(b"\x08"):  # The first field of an ONNX model, the version of its format.
-        return "onnx"
-    if not content:
-        raise UsageError("the file is empty")
-    if content.startswith(b"\x80"):
-        raise _no_network(content)
-    raise UsageError(f"the file is damaged or of another kind; a policy is {FILES}")
-
-
-def _kind_of_zip(members: dict[str, bytes]) -> str:
-    inner = without_folder(members)
-    if "policy.pth" in members and "data" in members:
-        return "sb3"
-    if "archive_format" in inner or "serialized_exported_program.json" in members:
-        return "pt2"
-    if "data.pkl" in inner:
-        if any(name.startswith("code/") for name in inner):
-            return "torchscript"
-        raise _no_network(inner["data.pkl"])
-    raise UsageError(f"the file is a zip of something else; a policy is {FILES}")
+    is_zip = content.startswith(b"PK")
+    members = members_of(content) if is_zip else {}
+    names = members.keys() | {
+        f"*/{name}" for path in without_folder(members) for name in (path, path.split("/")[0] + "/")
+    }
+    for kind, form in FORMATS.items():
+        if content.startswith(form.begins) and (not is_zip or any(marks <= names for marks in form.members)):
+            return kind
+    if content.startswith(b"\x80") or "*/data.pkl" in names:
+        raise _no_network(without_folder(members).get("data.pkl", content))
+    what = "a zip of something else" if is_zip else "damaged or of another kind"
+    raise UsageError(f"the file is {what}; a policy is {FILES}" if content else "the file is empty")
 
 
 def _no_network(pickled: bytes) -> UsageError:
-    """Return what is wrong with what `torch.save` wrote: weights, or objects that only unpickling brings back."""
+    """Say what is wrong with a file of `torch.save`: weights alone, or objects that only unpickling brings back."""
     file = io.BytesIO(pickled[:FREE_PICKLE_BYTES])  # A module is named at its start.
     try:
         while file.tell() < len(pickled):  # Old files have several pickles.
@@ -222,6 +198,8 @@ def load_model(source: PolicySource, observation_space: Space, action_space: Spa
     """
     if source.kind == MADE:
         return make_model(source.name)
+    if source.call is not None:
+        return called_model(source.call, observation_space)
     form = FORMATS[source.kind]
     try:
         loader = import_module(f"mpi_rollout.policies.{form.loader}")

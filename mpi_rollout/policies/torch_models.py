@@ -35,7 +35,11 @@ def load(source: PolicySource, observation_space: Space, action_space: Space) ->
             assert source.is_trusted, "sources.read_source refuses it: it is code"
             network = Script(torch.jit.load(io.BytesIO(source.content), map_location="cpu").eval())
             return model_of(partial(_call, network), network.inputs(observation_space), head, network)
-        program, taken = _loaded(source.content) if source.is_trusted else _checked(source.content)
+        if source.is_trusted:
+            program, taken = _loaded(source.content)
+        else:
+            program = Program(source.content)
+            taken = program.inputs
     return model_of(partial(_call, program), match_inputs(taken, observation_space, BATCH), head, program)
 
 
@@ -94,11 +98,6 @@ class Script:
     def load_state_dict(self, weights: Mapping[str, torch.Tensor]) -> None:
         self._module.load_state_dict(weights)
         self._call = self._module
-
-
-def _checked(content: bytes) -> tuple[Program, dict[str, Input]]:
-    program = Program(content)
-    return program, program.inputs
 
 
 def _loaded(content: bytes) -> tuple[Any, dict[str, Input]]:

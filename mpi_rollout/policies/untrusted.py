@@ -46,7 +46,7 @@ def reading(part: str = "") -> Iterator[None]:
 
 
 def members_of(content: bytes, file_bytes: int | None = None) -> dict[str, bytes]:
-    """Return what the members of a zip hold, each as its checksum says.
+    """Read the members of a zip, and check each by its checksum.
 
     `file_bytes` is the size of the file in which this zip is a member: a compressed zip is no larger than its file.
     """

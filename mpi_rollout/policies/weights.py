@@ -56,13 +56,7 @@ class Stored(NamedTuple):
 
 
 def tensors_of(stored: dict[str, Stored], members: dict[str, bytes], folder: str) -> dict[str, torch.Tensor]:
-    """Return tensors by their names, in the memory that they share.
-
-    Raises
-    ------
-    UsageError
-        A member does not hold its tensors, or has two dtypes: each would take the memory once more.
-    """
+    """Return tensors by their names, in the memory that they share; of one dtype, or it would take the memory twice."""
     dtypes = {entry.key: entry.dtype for entry in stored.values()}
     if any(dtypes[entry.key] != entry.dtype for entry in stored.values()):
         raise damaged("tensors of two dtypes are in one memory")
@@ -94,13 +88,7 @@ def _view_of(memory: torch.Tensor, stored: Stored) -> torch.Tensor:
 
 
 def read_weights(content: bytes, file_bytes: int) -> dict[str, torch.Tensor]:
-    """Read a state dict that `torch.save` has written into a file of this size.
-
-    Raises
-    ------
-    UsageError
-        It has more than tensors, or is far larger than its file.
-    """
+    """Read a state dict that `torch.save` wrote into a file of this size; UsageError if it has more than tensors."""
     if not content.startswith(b"PK"):
         raise damaged("or written by torch 1.5 or older")
     members = without_folder(members_of(content, file_bytes))
@@ -118,7 +106,7 @@ def read_weights(content: bytes, file_bytes: int) -> dict[str, torch.Tensor]:
     return tensors_of(stored, members, "data/")
 
 
-class _Reader(pickle._Unpickler):  # In Python: C's takes memory that a file claims.
+class _Reader(pickle._Unpickler):  # The unpickler in Python: the one in C takes as much memory as a file claims.
     """Reads what tensors a pickle names; all else is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -140,7 +128,7 @@ class _Reader(pickle._Unpickler):  # In Python: C's takes memory that a file cla
 
 
 _MADE: dict[tuple[str, str], Callable[..., Any]] = {
-    ("collections", "OrderedDict"): lambda: OrderedDict(),  # Without arguments: nothing is copied.
+    ("collections", "OrderedDict"): lambda: OrderedDict(),  # It is called without arguments: nothing is copied.
     ("torch._utils", "_rebuild_tensor_v2"): lambda place, offset, shape, strides, *_: Stored(
         place[0], place[1], tuple(shape), tuple(strides), offset
     ),

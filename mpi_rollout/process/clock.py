@@ -9,23 +9,21 @@ from time import perf_counter
 
 from mpi_rollout.errors import UsageError
 
-LEAST_MARGIN_S = 2.0  # For closing the file and leaving MPI.
+LEAST_MARGIN_S = 2.0  # The time for closing the file and leaving MPI.
 ASK_EVERY_S = 900.0  # A job's limit seldom changes, and all jobs of a cluster ask the same daemon.
 ASK_AGAIN_S, AHEAD_S = 10.0, 15.0  # Ask more often in the last seconds before the time to stop.
 ANSWER_S = 5.0
 MAX_TIMEOUT_S = 1e6  # faulthandler counts microseconds in 64 bits; this is eleven days.
 
-PHASES = ("policy", "send", "step", "wait", "gather", "write", "other")
-"""What a rank does in a run.
-
-policy  the root computes actions
-send    the root checks and broadcasts them
-step    this rank's envs step
-wait    a worker waits for the root's next order
-gather  slots travel to the root; on the root also: wait for slower ranks, and lay slots into columns
-write   the root waits for a free block, that is, for the writer
-other   the root counts, reports, and measures the limit
-"""
+PHASES = (  # What a rank does in a run.
+    "policy",  # The root computes actions.
+    "send",  # The root checks and broadcasts them.
+    "step",  # This rank's envs step.
+    "wait",  # A worker waits for the root's next order.
+    "gather",  # Slots travel to the root, which waits for slower ranks and lays slots into columns.
+    "write",  # The root waits for a free block, that is, for the writer.
+    "other",  # The root counts, reports, and measures the limit.
+)
 
 
 class Clock:
@@ -54,14 +52,9 @@ def utc_now() -> str:
 
 
 def seconds_of(text: str) -> float:
-    """Return the seconds of a duration as SLURM writes it.
+    """Return the seconds of a duration as SLURM writes it; UsageError if it is none, or zero.
 
     That is minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]].
-
-    Raises
-    ------
-    UsageError
-        It is not a duration, or it is zero.
     """
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip(), re.ASCII)
     if match is None:
@@ -79,11 +72,6 @@ class Deadline:
     """The earlier of `--max-walltime`, counted from the start of this process, and the end of the SLURM job.
 
     The end of the job may change while it runs, so SLURM is asked for it now and then, and before it is time to stop.
-
-    Parameters
-    ----------
-    max_walltime
-        As the user wrote it, or None.
     """
 
     def __init__(self, max_walltime: str | None) -> None:
@@ -101,12 +89,7 @@ class Deadline:
     def is_near(self, worst_commit_s: float, worst_pause_s: float) -> bool:
         """Tell whether it is time to stop.
 
-        Parameters
-        ----------
-        worst_commit_s
-            The longest time that a commit has taken.  Twice as much is kept free.
-        worst_pause_s
-            The longest time between two calls of this method.
+        Twice the longest time of a commit is kept free, and twice the longest time between two calls of this method.
         """
         margin_s = LEAST_MARGIN_S + 2 * worst_commit_s + 2 * worst_pause_s
         now_s = time.time()

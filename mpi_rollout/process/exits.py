@@ -31,12 +31,12 @@ _refusals: list[Callable[[str], None]] = []  # What to do about an early end; em
 _rank_pid = 0
 _is_forked = False
 _mask: set[int] = set()  # The signals that were blocked before a fork.
-_raised: SystemExit | None = None  # By `sys.exit`, after `note_exits` was called.
+_raised: SystemExit | None = None  # What `sys.exit` raised after `note_exits` was called.
 
 
 @contextmanager
 def no_early_end(refuse: Callable[[str], None]) -> Iterator[None]:
-    """Have each call that would end this process end the job instead, with a message.
+    """Let each call that would end this process end the job instead, with a message.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def _at_exit(_name: int, code: int) -> None:
 
 
 def _become_nobody() -> None:
-    """Have a process that a rank has forked end like any process, and be stopped by signals like any process."""
+    """Let a process that a rank has forked end, and be stopped by signals, like any process."""
     global _is_forked
     _is_forked = True
     _refusals.clear()

@@ -51,13 +51,13 @@ def num_cores_of_host() -> int:
 
 
 def num_usable_cores() -> int:
-    """Return how many cores this process may use, by its affinity and by its container's quota."""
+    """Return the number of cores that this process may use, by its affinity and by its container's quota."""
     num_cores, quota = len(physical_cores(os.sched_getaffinity(0))), processor_quota()
     return max(1, min(num_cores, int(quota))) if quota else num_cores
 
 
 def processor_quota(root: Path = CGROUPS) -> float | None:
-    """Return how many cores' worth of processor time this container may use; None without a limit."""
+    """Return the processor time that this container may use, in cores; None without a limit."""
     try:
         quota, period = (root / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -73,12 +73,9 @@ def processor_quota(root: Path = CGROUPS) -> float | None:
 
 @contextmanager
 def library_threads(number: int, is_asked_for: bool) -> Iterator[None]:
-    """Have libraries that are loaded meanwhile start so many threads: those with OpenMP, such as torch, and XLA of JAX.
+    """Limit the threads of libraries imported in this context: those with OpenMP, such as torch, and XLA of JAX.
 
-    Parameters
-    ----------
-    is_asked_for
-        By an option, which counts more than what is in the environment.
+    What an option asks for counts more than what is in the environment.
     """
     before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     os.environ |= {name: str(number) for name, value in before.items() if value is None or is_asked_for}
@@ -110,7 +107,7 @@ class ProcessorTime:
 
 
 def processor_time(path: str = "/proc/thread-self/schedstat") -> ProcessorTime | None:
-    """Return what the calling thread has had so far; None where the system does not say."""
+    """Return the processor time of the calling thread so far; None where the system does not say."""
     try:
         with open(path) as file:
             ran_ns, delayed_ns = file.read().split()[:2]
@@ -152,28 +149,20 @@ def is_any_size() -> bool:
 
 
 def check_num_envs(num_envs: int, num_ranks: int) -> None:
-    """Refuse more envs than any machine like this one can have, before anything is made for each of them.
+    """Refuse more envs than this host's memory holds, whatever they are, before anything is made for each of them."""
+    least = num_envs * LEAST_ENV_NBYTES // num_ranks
+    _check_memory(least, f"{num_envs:,} envs take at least {format_bytes(least)} of memory on each rank, and this host")
 
-    Raises
-    ------
-    UsageError
-        The memory of this host is too small for a rank's share of them, whatever they are.
-    """
-    least, free = num_envs * LEAST_ENV_NBYTES // num_ranks, free_memory()
-    if least > free and not is_any_size():
-        needs = f"{num_envs:,} envs take at least {format_bytes(least)} of memory on each rank, and this host has"
-        way_out = f"use fewer envs, more hosts, {ANYWAY}"
-        raise UsageError(Option("num_envs"), f": {needs} {format_bytes(free)} free; {way_out}")
+
+def _check_memory(nbytes: float, whose: str, way_out: str = "use fewer envs, more hosts,") -> None:
+    """Refuse what this host has no memory for; UsageError."""
+    free = free_memory()
+    if nbytes > free and not is_any_size():
+        raise UsageError(Option("num_envs"), f": {whose} has {format_bytes(free)} free; {way_out} {ANYWAY}")
 
 
 def make_with_room(makers: Sequence[Callable[[], T]]) -> Iterator[T]:
-    """Make envs, and estimate from the first few how much memory the others will take.
-
-    Raises
-    ------
-    UsageError
-        The memory of this host is too small for them.
-    """
+    """Make envs, and estimate from the first few how much memory the others take; UsageError if it is not there."""
     before = 0
     for count, make in enumerate(makers):
         if count == 1:  # The first one includes its modules.
@@ -184,11 +173,9 @@ def make_with_room(makers: Sequence[Callable[[], T]]) -> Iterator[T]:
 
 
 def _check_rest(env_nbytes: float, num_envs: int, num_missing: int) -> None:
-    needed, free = env_nbytes * num_missing, free_memory()
-    if needed > free and not is_any_size():
-        needs = f"an env takes {format_bytes(env_nbytes)} of memory here, the {num_envs:,} of this rank"
-        needs = f"{needs} {format_bytes(needed)} more, and this host has {format_bytes(free)} free"
-        raise UsageError(Option("num_envs"), f": {needs}; use fewer envs, more hosts, {ANYWAY}")
+    needed = env_nbytes * num_missing
+    needs = f"an env takes {format_bytes(env_nbytes)} of memory here, the {num_envs:,} of this rank"
+    _check_memory(needed, f"{needs} {format_bytes(needed)} more, and this host")
 
 
 def resident_nbytes() -> int:
@@ -197,33 +184,15 @@ def resident_nbytes() -> int:
 
 
 def check_blocks(nbytes: int) -> None:
-    """Refuse buffers for the steps of all envs that the memory of this host, the root's, cannot hold.
-
-    Raises
-    ------
-    UsageError
-        It cannot.
-    """
-    free = free_memory()
-    if nbytes > free and not is_any_size():
-        needs = f"rank 0 needs {format_bytes(nbytes)} of memory for the steps of all envs, and its host has"
-        raise UsageError(Option("num_envs"), f": {needs} {format_bytes(free)} free; use fewer envs, {ANYWAY}")
+    """Refuse buffers for the steps of all envs that the memory of this host, the root's, cannot hold."""
+    needs = f"rank 0 needs {format_bytes(nbytes)} of memory for the steps of all envs, and its host"
+    _check_memory(nbytes, needs, "use fewer envs,")
 
 
 def check_length(name: str, length: int, row_nbytes: int, num_ranks: int, order_nbytes: int) -> None:
-    """Refuse fragments that the root or MPI's counts cannot hold, and say how long they may be.
+    """Refuse fragments, asked for by this `name`, that the root or MPI's counts cannot hold; say how long they may be.
 
-    Parameters
-    ----------
-    name
-        Of what was asked for, in the message.
-    row_nbytes, order_nbytes
-        Of one step: in the slot of a rank, and of all actions.
-
-    Raises
-    ------
-    UsageError
-        They are too long.
+    A step has `row_nbytes` in the slot of a rank, and the actions of all envs have `order_nbytes`.
     """
     free, step_nbytes = free_memory(), num_ranks * row_nbytes + order_nbytes
     most = max(1, min(free // step_nbytes, MOST_COUNTED // max(num_ranks * row_nbytes, order_nbytes)))
@@ -236,14 +205,9 @@ def check_length(name: str, length: int, row_nbytes: int, num_ranks: int, order_
 
 
 def share_of_cores(num_local: int) -> int:
-    """Return how many cores this rank has for threads, at least 1.
+    """Return how many cores this rank has for threads, at least 1; `num_local` ranks are on its host.
 
     Those that its launcher has bound it to are its own; else the ranks of the host share what there is.
-
-    Parameters
-    ----------
-    num_local
-        The number of ranks on this host.
     """
     own = os.sched_getaffinity(0)
     try:

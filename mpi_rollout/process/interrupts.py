@@ -21,7 +21,7 @@ from typing import NoReturn
 from mpi_rollout.errors import SignalInterrupt
 from mpi_rollout.process.start import die_by_signal
 
-# By these, people, launchers and batch systems stop programs.
+# People, launchers and batch systems stop programs by these.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 INT, TERM, USR1 = map(int, STOP_SIGNALS)
 SAME_S = 1.0  # Launchers deliver one Ctrl-C twice: a signal that comes so soon is not a second one.

@@ -28,11 +28,11 @@ LAUNCHERS = (
 )
 LOOK_EVERY_S = 0.5
 OVER, LAST = b".", b"1"
-_pipes: list[int] = []  # To the process that stands in for this one.
+_pipes: list[int] = []  # They lead to the process that stands in for this one.
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends.
+    """Let the kernel kill this process when its parent ends.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def end_with(parent: int) -> None:
 
 
 def end_with_launcher() -> None:
-    """Have the kernel kill this process when its launcher ends.  Call it early, before envs are made.
+    """Let the kernel kill this process when its launcher ends.  Call it early, before envs are made.
 
     It does so only where the launcher itself is the parent.  A parent with another name may be a wrapper script, or a
     program that is meant to leave this process behind; the end of such a parent says nothing about the launcher.

@@ -16,7 +16,7 @@ from mpi_rollout.errors import UsageError
 from mpi_rollout.text import words_of
 from mpi_rollout.words import did_you_mean
 
-_starts: list[str] = []  # Of the command under way, and of connections that it opens.
+_starts: list[str] = []  # The folders of the command under way, and of connections that it opens.
 
 
 def current() -> str:

@@ -24,9 +24,9 @@ from _signal import (  # type: ignore[import-not-found]
 from time import sleep
 
 STOPPED, WRONG_LAUNCH = 75, 78  # As in `errors`, which takes time to import.
-GRACE_S = 2.0  # For rank 0, which says it: the launcher ends the others when it has left.
+GRACE_S = 2.0  # Rank 0 says why first: the launcher ends the others when it has left.
 NAMES = {SIGINT: "SIGINT", SIGTERM: "SIGTERM", SIGUSR1: "SIGUSR1"}
-PACKAGES = ("numpy", "gymnasium", "h5py", "tqdm")  # Without mpi4py one rank runs.
+PACKAGES = ("numpy", "gymnasium", "h5py", "tqdm")  # Not mpi4py: one rank runs without it.
 LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -59,7 +59,7 @@ def leave(code: int, words: str, descriptor: int = 2) -> None:
     for number in NAMES:  # Launchers deliver one Ctrl-C twice; and `_others_leave` looks for it.
         try:
             signal(number, SIG_IGN)
-        except ValueError:  # In another thread than the main one, where Python refuses.
+        except ValueError:  # Python refuses in other threads than the main one.
             from ctypes import CDLL, c_void_p
 
             CDLL(None).signal(int(number), c_void_p(int(SIG_IGN)))
@@ -114,7 +114,7 @@ def heed_signals() -> None:
     global _owner
     _owner = os.getpid()
     for number in NAMES:
-        if getsignal(number) != SIG_IGN:  # By nohup, or by a shell that starts it in the background.
+        if getsignal(number) != SIG_IGN:  # A shell ignores it in the background, nohup always.
             signal(number, _stop)
 
 
@@ -156,7 +156,7 @@ def silent_terminal(number: int) -> int:
     except OSError:
         return 0
     if os.isatty(terminal):
-        pthread_sigmask(SIG_BLOCK, [SIGTTOU])  # By which `stty tostop` would suspend this process.
+        pthread_sigmask(SIG_BLOCK, [SIGTTOU])  # `stty tostop` would suspend this process by it.
         return terminal
     os.close(terminal)
     return 0

@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
@@ -44,28 +44,21 @@ from mpi_rollout.text import words_of
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-COMMAND, LIMIT = "python -m mpi_rollout run", "--start-timeout-s"  # Whose options a rank may refuse alone.
+COMMAND, LIMIT = "python -m mpi_rollout run", "--start-timeout-s"  # A rank may refuse its options alone.
 Prepared = TypeVar("Prepared")
 SAY_APART_S = 0.05
-ARRIVAL_TAG = 32123  # On a communicator that may be the user's; every MPI has tags up to 32767.
+ARRIVAL_TAG = 32123  # The communicator may be the user's; every MPI has tags up to 32767.
 
 
 @dataclass
 class Preparation:
-    """What a rank tells the others when it has prepared: its host, its fingerprint, or why it could not prepare."""
+    """What a rank tells the others when it has prepared: its fingerprint, or why it could not prepare."""
 
+    rank: int
     host: str
     fingerprint: dict[str, str] = field(default_factory=dict)
     problem: RolloutError | None = None
-    raised: Raised | None = None
-
-
-class Verdict(NamedTuple):
-    """Why the ranks do not go on, on which rank that is so, and what user code raised there."""
-
-    problem: RolloutError
-    rank: int = ROOT
-    raised: Raised | None = None
+    raised: Raised | None = None  # By user code.
 
 
 class Milestone(NamedTuple):
@@ -91,35 +84,17 @@ def meet(comm: "MPI.Intracomm", timeout_s: float, what: str, limit: str = "timeo
 
 
 def _await_all(comm: "MPI.Intracomm", timeout_s: float, milestone: Milestone, limit: str, grace_s: float = 0.0) -> None:
-    if comm.rank == ROOT:
-        missing = {rank: comm.irecv(source=rank, tag=ARRIVAL_TAG) for rank in range(1, comm.size)}
-    else:
-        comm.isend(None, ROOT, ARRIVAL_TAG).Wait()
-        missing = {ROOT: comm.irecv(source=ROOT, tag=ARRIVAL_TAG)}
-    _await_missing(comm, missing, timeout_s, milestone, limit, grace_s)
-    if comm.rank == ROOT:
-        for request in [comm.isend(None, rank, ARRIVAL_TAG) for rank in range(1, comm.size)]:
-            request.Wait()
-
-
-def _await_missing(
-    comm: "MPI.Intracomm",
-    missing: dict[int, "MPI.Request"],
-    timeout_s: float,
-    milestone: Milestone,
-    limit: str,
-    grace_s: float,
-) -> None:
-    begin, pause_s = monotonic(), 0.0
+    peers, begin = range(1, comm.size) if comm.rank == ROOT else [ROOT], monotonic()
     deadline, tell_at = begin + timeout_s + grace_s, begin + TELL_AFTER_S
     if comm.rank != ROOT:
+        comm.isend(None, ROOT, ARRIVAL_TAG).Wait()
         deadline, tell_at = deadline + GRACE_S, inf  # The root knows best who is missing.
-    while missing:
-        missing = {rank: request for rank, request in missing.items() if not request.test()[0]}
+    missing, pause_s = {rank: comm.irecv(source=rank, tag=ARRIVAL_TAG) for rank in peers}, 0.0
+    while missing := {rank: request for rank, request in missing.items() if not request.test()[0]}:
         now = monotonic()
-        if missing and now > min(deadline, tell_at):
-            place = f"mpi_rollout: {rank_and_host(comm.rank)}"
+        if now > min(deadline, tell_at):
             ranks = ", ".join(map(str, list(missing)[:8])) + (" ..." if len(missing) > 8 else "")
+            place = f"mpi_rollout: {rank_and_host(comm.rank)}"
             if now > deadline:
                 late = f"has not {milestone.done} within {timeout_s:g} s"
                 say(f"{place}: rank {ranks} {late}; {milestone.way_out} {limit}\n")
@@ -128,6 +103,9 @@ def _await_missing(
             say(f"{place}: waits for rank {ranks} to {milestone.to_do}, {timeout_s:g} s at most ({limit})\n")
         sleep(pause_s)
         pause_s = min(pause_s + 1e-4, 0.02)
+    if comm.rank == ROOT:
+        for request in [comm.isend(None, rank, ARRIVAL_TAG) for rank in peers]:
+            request.Wait()
 
 
 def come_together(timeout_s: float) -> "MPI.Intracomm":
@@ -157,7 +135,7 @@ def agree(
         On all ranks alike: `prepare` raised on some rank, or fingerprints differ.  The first rank's reason stands for
         all.
     """
-    own, cause = Preparation(os.uname().nodename), None
+    own, cause = Preparation(comm.rank, os.uname().nodename), None
     try:
         with _in_time(comm, timeout_s, limit), as_refusals():
             prepared = prepare()
@@ -170,11 +148,11 @@ def agree(
     # A rank says by itself that it takes too long, unless it is in C code that lets no thread of Python run.
     _await_all(comm, timeout_s, MAKING_ENVS, limit, GRACE_S)
     of_all = comm.gather(own, ROOT)
-    verdict = comm.bcast(_verdict(of_all) if of_all is not None else None, ROOT)
-    if verdict is not None:
-        if verdict.raised is not None and verdict.rank != comm.rank:
-            cause = verdict.raised.again()
-        raise caused_by(verdict.problem, cause)
+    failed = comm.bcast(_failed(of_all) if of_all is not None else None, ROOT)
+    if failed is not None:
+        if failed.raised is not None and failed.rank != comm.rank:
+            cause = failed.raised.again()
+        raise caused_by(failed.problem, cause)
     return prepared, [each.host for each in of_all or ()]
 
 
@@ -226,23 +204,25 @@ def as_refusals() -> Iterator[None]:
         raise EnvError("; ".join(words)) from error
 
 
-def _verdict(preparations: Sequence[Preparation]) -> Verdict | None:
-    problems = {rank: own.problem for rank, own in enumerate(preparations) if own.problem is not None}
+def _failed(preparations: Sequence[Preparation]) -> Preparation | None:
+    """Return that of the first rank that could not prepare, or means something else, its problem in words for all."""
+    problems = [(own, own.problem) for own in preparations if own.problem is not None]
     if problems:
-        rank, problem = next(iter(problems.items()))
+        first, problem = problems[0]
         # Output and policy concern no rank in particular.
-        is_of_the_run = [*problems] == [ROOT] and isinstance(problem, UsageError | StorageError | AlreadyComplete)
+        is_of_the_run = isinstance(problem, UsageError | StorageError | AlreadyComplete)
+        is_of_the_run = is_of_the_run and len(problems) == 1 and first.rank == ROOT
         is_of_all = is_of_the_run or len(problems) == len(preparations)
-        told = type(problem)("" if is_of_all else f"rank {rank} ({preparations[rank].host}): ", *problem.args)
-        return Verdict(told, rank, preparations[rank].raised)
+        place = "" if is_of_all else f"rank {first.rank} ({first.host}): "
+        return replace(first, problem=type(problem)(place, *problem.args))
     expected: dict[str, tuple[str, int]] = {}
-    for rank, own in enumerate(preparations):
+    for own in preparations:
         for key, got in own.fingerprint.items():
-            first, first_rank = expected.setdefault(key, (got, rank))
-            if got != first:
-                both = f"rank {first_rank} has {first}, rank {rank} ({own.host}) has {got}"
+            wanted, first_rank = expected.setdefault(key, (got, own.rank))
+            if got != wanted:
+                both = f"rank {first_rank} has {wanted}, rank {own.rank} ({own.host}) has {got}"
                 way_out = "start all ranks with the same command in the same environment"
-                return Verdict(LaunchError(f"the ranks do not agree on {key}: {both}; {way_out}"))
+                return replace(own, problem=LaunchError(f"the ranks do not agree on {key}: {both}; {way_out}"))
     return None
 
 

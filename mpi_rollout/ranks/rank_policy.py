@@ -8,7 +8,7 @@ import numpy as np
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt, UsageError
 from mpi_rollout.policies.action_check import ActionReader
-from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
+from mpi_rollout.policies.blocks import BlockPolicy
 from mpi_rollout.policies.model import Model, PolicySource
 from mpi_rollout.policies.parameters import Layout, layout_of, packed, unpacked
 from mpi_rollout.policies.sources import load_model
@@ -33,26 +33,23 @@ class RankPolicy:
         """Return those that the root may call by name."""
         return self.use_policy, self.seed_policy, self.show_observations, self.parameter_facts, self.load_parameters
 
-    def use_policy(self, source: PolicySource, options: PolicyOptions, actions: str) -> None:
+    def use_policy(self, source: PolicySource, actions: str, block: int, seed: int) -> None:
         """Let this policy choose the actions of this rank's envs, read in this mode of an `ActionReader`."""
         for slice_ in self._slices:
             spaces = slice_.envs.single_observation_space, slice_.envs.single_action_space
             self.model = self.model or load_model(source, *spaces)
             if self._asked is None:
-                self._asked, self._read = BlockPolicy(self.model, *spaces, options), ActionReader(spaces[1], actions)
+                self._asked = BlockPolicy(self.model, *spaces, block, seed)
+                self._read = ActionReader(spaces[1], actions)
             slice_.use_policy(self.choose)
 
     def choose(self, observations: Tree, envs: range, step: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return an array (num_envs, ...) for each leaf of the actions, and one for each extra; see `BlockPolicy`.
 
-        No action that is refused reaches an env.
-
         Raises
         ------
-        PolicyError
-            The policy raises, or could not load its last parameters.
-        ActionError
-            It gave what are no actions of these envs.
+        PolicyError, ActionError
+            The policy fails, could not load its last parameters, or gave what are no actions of these envs.
         """
         assert self._asked is not None, "the root has it used first"
         if self._is_outdated:

@@ -43,48 +43,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What all ranks must mean alike before they exchange anything.
-
-    Parameters
-    ----------
-    seed
-        Of a run, whose episodes have seeds of their own; None leaves them to the envs' generators.
-    infos
-        See `infos`.
-    on_fault
-        What to do about envs that fail.
-    is_surviving
-        Go on without ranks that are lost, see `surviving`.
-    wait
-        One of `config.WAITS`.
-    is_random
-        The policy is the random one: ranks can choose the actions, and heed the action masks of their envs.
-    has_policy
-        Each rank has a policy that it asks for the actions of its own envs.
-    make_model
-        Makes the policy that a rank asks for the actions of its own envs, if each rank can make it.
-    keeps_extras
-        What this policy gives besides actions is sent to the root.
-    is_read
-        Somebody reads what the envs give: the policy, a trainer or a file.
-    keeps_infos
-        The infos are stored by a run; "all" then are those that the first env's first infos have as numbers.
-    """
+    """What all ranks must mean alike before they exchange anything."""
 
     make: EnvMaker
     division: Division
-    seed: int | None = None
+    seed: int | None = (
+        None  # Of a run, whose episodes have seeds of their own; None leaves them to the envs' generators.
+    )
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
     infos: Infos = "none"
     on_fault: OnFault = ABORT
-    is_surviving: bool = False
-    wait: str = "auto"
-    is_random: bool = False
-    has_policy: bool = False
-    make_model: Callable[[], Model] | None = None
-    keeps_extras: bool = False
-    is_read: bool = True
-    keeps_infos: bool = False
+    is_surviving: bool = False  # Go on without ranks that are lost, see `surviving`.
+    wait: str = "auto"  # One of `config.WAITS`.
+    is_random: bool = False  # The policy is: ranks can choose the actions, and follow the action masks of their envs.
+    has_policy: bool = False  # Each rank has a policy that it asks for the actions of its own envs.
+    make_model: Callable[[], Model] | None = None  # Makes that policy, if each rank can.
+    keeps_extras: bool = False  # What this policy gives besides actions is sent to the root.
+    is_read: bool = True  # The policy, a trainer or a file reads what the envs give.
+    keeps_infos: bool = (
+        False  # A run stores the infos; "all" are those that the first env's first infos have as numbers.
+    )
 
     def __post_init__(self) -> None:
         check_num_envs(self.division.num_envs, self.division.num_ranks)
@@ -96,22 +74,18 @@ class Plan:
 
 @dataclass(frozen=True)
 class EnvFacts:
-    """What the envs are: spaces of a single env, and what other ranks and readers of files want to know.
-
-    `is_native`: they are natively vectorized.  `has_episode_seeds`: each episode has one of `core.seeding`, as in a
-    loop.  `described_spec`: see `describe_spec`.  `infos`: those that are stored.
-    """
+    """What the envs are: spaces of a single env, and what other ranks and readers of files want to know."""
 
     observation_space: spaces.Space
     action_space: spaces.Space
     spec: EnvSpec | None
     metadata: dict[str, Any]
     render_mode: str | None
-    is_native: bool
+    is_native: bool  # They are natively vectorized.
     reproducibility: Reproducibility
-    has_episode_seeds: bool
-    described_spec: str
-    infos: Infos = "none"
+    has_episode_seeds: bool  # Each episode has a seed of `core.seeding`, as in a loop.
+    described_spec: str  # See `describe_spec`.
+    infos: Infos = "none"  # Those that are stored.
 
     @classmethod
     def of(cls, envs: VectorEnv, infos: Infos = "none") -> "EnvFacts":
@@ -148,10 +122,7 @@ class EnvFacts:
 
 
 def describe_spec(spec: EnvSpec | None) -> str:
-    """Return a spec as JSON, as `EnvSpec.to_json` has it; what JSON has no word for, such as a class, by its name.
-
-    It is for readers of a file.  No env is made of it.
-    """
+    """Return a spec as JSON for readers of a file, as `EnvSpec.to_json` has it; a class, for example, by its name."""
     try:
         values = {name: value for name, value in vars(spec).items() if name not in ("namespace", "name", "version")}
         return json.dumps(values, skipkeys=True, default=_described)
@@ -184,7 +155,7 @@ class RankEnvs:
     model: Model | None = None
 
     def fingerprint(self) -> dict[str, str]:
-        """Return what must be the same on all ranks that have envs; of a policy, on all that have made it."""
+        """Return what must be equal on all ranks that have envs; of a policy, on all that have made it."""
         marks: dict[str, str] = {}
         if self.model is not None:
             marks["the extras of the policy"] = json.dumps(describe_leaves(self.model.extras))
@@ -255,7 +226,9 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
         extras=rank_envs.model.extras if rank_envs.model is not None and plan.keeps_extras else (),
         keeps_infos=plan.keeps_infos,
     )
-    exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, _way_to_wait(comm, plan))
+    # Only MPI's own waits report ranks that are lost.
+    way = "spin" if plan.is_surviving else way_to_wait(comm) if plan.wait == "auto" else plan.wait
+    exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, way)
 
     def slice_of(exchange: Exchange, envs: VectorEnv) -> Slice:
         random = RandomPolicy(facts.action_space, exchange.envs, plan.seed or 0) if plan.is_random else None
@@ -264,8 +237,7 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
         return NativeSlice(exchange, envs, wanted, random, plan.keeps_infos, plan.on_fault)
 
     own = [exchange for exchange in exchanges.all if exchange.envs]
-    slices = [slice_of(*pair) for pair in zip(own, rank_envs.envs, strict=True)]
-    worker = Worker(exchanges, slices, rank_envs.model)
+    worker = Worker(exchanges, list(map(slice_of, own, rank_envs.envs)), rank_envs.model)
     worker.watch(plan.on_fault.timeout_s)
     return worker, facts
 
@@ -276,21 +248,13 @@ def _shared_facts(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> EnvFacts:
     if comm.size > 1:
         first = rank_envs.plan.division.stepping_ranks[0]
         facts = comm.bcast(facts if comm.rank == first else None, first)
+    assert facts is not None, "some rank steps envs"
     if rank_envs.envs:  # They know what could not be sent.
-        facts = EnvFacts.of(rank_envs.envs[0], facts.infos if facts is not None else "none")
+        facts = EnvFacts.of(rank_envs.envs[0], facts.infos)
     for envs in rank_envs.envs:
         if rank_envs.plan.keeps_infos and isinstance(envs, LoopVectorEnv):
-            assert facts is not None
             envs.infos.want(names_of(facts.infos))
-    assert facts is not None, "some rank steps envs"
     return facts
-
-
-def _way_to_wait(comm: "MPI.Intracomm", plan: Plan) -> str:
-    """Return how ranks are to wait; only MPI's own waits report ranks that are lost."""
-    if plan.is_surviving:
-        return "spin"
-    return way_to_wait(comm) if plan.wait == "auto" else plan.wait
 
 
 @contextmanager
@@ -301,4 +265,4 @@ def unwatched_by_gc() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.unfreeze()  # Else they would not be freed at the end, which extension modules complain of.
+        gc.unfreeze()  # Without this they are not freed at the end, and extension modules complain.

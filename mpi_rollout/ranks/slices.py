@@ -53,8 +53,8 @@ class Slice(ABC):
     """
 
     last_observations: Tree
-    step: Callable[[Tree], Step]  # Of the envs, called without a detour.
-    _first_seed = 0  # Where seed 0 of the job gives the first env another one.
+    step: Callable[[Tree], Step]  # The envs' own `step`, called without a detour.
+    _first_seed = 0  # The first env's seed, where seed 0 of the job gives another one.
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from mpi_rollout.envs.faults import EnvTimeout, is_ours
 from mpi_rollout.process.console import STDERR
 from mpi_rollout.process.interrupts import Handler
 
-GRACE_S = 2.0  # For an interrupted env to come out of its call.
+GRACE_S = 2.0  # The time that an interrupted env has to come out of its call.
 SLACK_S = 1.0  # More than the thread ever waits for its turn.
 
 
@@ -49,9 +49,8 @@ class Watchdog:
     ):
         self._look, self._timeout_s, self._say, self._give_up = look, timeout_s, say, give_up
         self._period_s = min(max(timeout_s / 8, 0.02), 0.5)
-        self._main = threading.get_ident()
+        self._main, self._end = threading.get_ident(), threading.Event()
         self._too_long: Hashable = None
-        self._end = threading.Event()
         self._handler: Handler = None
         self._can_interrupt = threading.current_thread() is threading.main_thread()
         if self._can_interrupt:

@@ -41,24 +41,7 @@ Method: TypeAlias = Callable[..., object]
 
 
 class Worker:
-    """One rank's envs at the root's service.
-
-    Parameters
-    ----------
-    slices
-        This rank's envs for each exchange that it steps envs for, in env order; none on a dedicated root.
-
-    Attributes
-    ----------
-    methods
-        What the root may call by name on all ranks.
-    aborts_if_unheard
-        After a failure, end the job if the root does not learn of it soon.
-    stop_signal, on_stop
-        The signal by which somebody asked this rank to stop, or 0; it calls `on_stop` at once.
-    is_wanted
-        Asked between the steps of a fragment: something else is due, and the fragment is to end here.
-    """
+    """One rank's envs at the root's service: `slices`, in env order, for each exchange that it steps envs for."""
 
     def __init__(self, exchanges: Exchanges, slices: list[Slice], model: Model | None = None):
         self.exchanges, self.slices, self.policy = exchanges, slices, RankPolicy(slices, model)
@@ -66,20 +49,20 @@ class Worker:
         ranges = [slice_.env_indices for slice_ in slices]
         envs = ", ".join(f"{indices.start} to {indices.stop - 1}" for indices in ranges) or "none"
         self._place = f"rank {self.rank} ({os.uname().nodename}, envs {envs})"
-        self.stop_signal = 0
-        self.on_stop: Callable[[], None] = lambda: None
-        self.is_wanted: Callable[[], bool] = lambda: False
         self._slice_of = {slice_.exchange: slice_ for slice_ in slices}
         own: tuple[Method, ...] = (self.report, self.call_envs, self.end_replay, self.begin_anew, self.make_room)
-        self.methods: dict[str, Method] = {method.__name__: method for method in (*own, *self.policy.methods)}
+        # What the root may call by name on all ranks.
+        self.methods: dict[str, Method] = {method.__name__: method for method in own + self.policy.methods}
+        self.stop_signal, self._stop_asked_at = 0, 0.0  # The signal by which somebody asked this rank to stop, or 0.
+        self.on_stop: Callable[[], None] = lambda: None  # Called at once then.
+        self.is_wanted: Callable[[], bool] = lambda: False  # Something else is due: a fragment is to end here.
+        self.aborts_if_unheard = False  # After a failure, end the job if the root does not learn of it soon.
         self.error: BaseException | None = None  # What user code raised here in the last failure.
-        self.aborts_if_unheard = False
-        self._is_calling = False
         self._fault: Fault | None = None
         self._grace = threading.Timer(GRACE_S, lambda: None)
-        self._active: Slice | None = None  # Whose envs are at work.
+        self._active: Slice | None = None  # The slice whose envs are at work.
+        self._is_calling = False
         self._watchdog: Watchdog | None = None
-        self._stop_asked_at = 0.0
         self._processor_time = processor_time()
 
     def stop_on_signals(self, asked: Sequence[int] = ()) -> None:
@@ -122,49 +105,44 @@ class Worker:
         self.clock.restart()
         while True:
             try:
-                return self._serve()
+                exchange = self.exchanges.await_order()
+                self.clock.lap("wait")
+                command, code = exchange.order.command, exchange.order.argument
+                self._answer(exchange, command)
             except RankLost:  # What the root ordered last is void.
                 continue
+            if command in (Command.STOP, Command.SWITCH):
+                return command, code
 
-    def _serve(self) -> tuple[int, int]:
-        while True:
-            exchange = self.exchanges.await_order()
-            self.clock.lap("wait")
-            command, code = exchange.order.command, exchange.order.argument
-            if command == Command.STOP:
-                self._grace.cancel()
-                for other in self.exchanges.all:
-                    if other is not exchange:
-                        other.await_order()
-                self.close()
-                return command, code
-            if command == Command.SWITCH:
-                exchange.transport.listen()
-                return command, code
-            if command == Command.CALL:
-                name, args = pickle.loads(self.exchanges.spread())
-                self.exchanges.collect(self.call(name, *args))
-                exchange.transport.listen()
-                self.clock.lap("other")
-            elif command == Command.LOAD:
-                self.load_parameters(exchange.await_parameters())
-                self.clock.lap("other")
-            else:
-                arguments = () if command == Command.STEP else pickle.loads(exchange.spread())
-                self.obey(exchange, arguments)
-                exchange.post_slot()
-                self.clock.lap("gather")
+    def _answer(self, exchange: Exchange, command: int) -> None:
+        if command == Command.STOP:
+            self._grace.cancel()
+            for other in self.exchanges.all:
+                if other is not exchange:
+                    other.await_order()
+            self.close()
+        elif command == Command.CALL:
+            name, args = pickle.loads(self.exchanges.spread())
+            self.exchanges.collect(self.call(name, *args))
+            self.clock.lap("other")
+        elif command == Command.LOAD:
+            self.load_parameters(exchange.await_parameters())
+            self.clock.lap("other")
+        elif command != Command.SWITCH:
+            arguments = () if command == Command.STEP else pickle.loads(exchange.spread())
+            self.obey(exchange, arguments)
+            exchange.post_slot()
+            self.clock.lap("gather")
 
     def obey(self, exchange: Exchange, arguments: tuple[object, ...] = ()) -> None:
         """Fill this rank's slot as the order says.  Never raises: a failure is marked in the slot.
 
         `arguments` are for the `Slice` method that the command is for; a step has none.
         """
-        slice_, marks = self._slice_of.get(exchange), exchange.own_marks
+        slice_, marks, num_rows = self._slice_of.get(exchange), exchange.own_marks, exchange.order.num_rows
         exchange.infos.forget()
-        num_rows = exchange.order.num_rows
-        num_done = num_rows if self._fault is None else 0
         marks.fill(0)
+        num_done = num_rows if self._fault is None else 0
         if slice_ is not None and self._fault is None:
             self._do(slice_, arguments)
             num_done = slice_.num_done
@@ -176,15 +154,9 @@ class Worker:
 
     def _do(self, slice_: Slice, arguments: tuple[object, ...]) -> None:
         """Let a slice do what an order says, and report its failures."""
-        try:
-            self._active = slice_
-            with ends_forked:
-                slice_.do(slice_.exchange.order.command, arguments, self._is_to_stop)
-            self._active = None  # From here on nothing is cut any more, see `interrupts`.
-        except BaseException as error:
-            self._active = None
-            if is_stop(error):
-                raise
+        command = slice_.exchange.order.command
+        error = self._failure_of(slice_, lambda: slice_.do(command, arguments, self._is_to_stop))
+        if error is not None:
             self._fault = Fault.of(error, f"{self._place}, step {slice_.num_steps}", slice_.num_steps)
             self.error = cause_of(error)
             if self.aborts_if_unheard:
@@ -192,14 +164,27 @@ class Worker:
         for restart in slice_.restarts:
             self._say(restart)
 
-    def load_parameters(self, buffer: np.ndarray) -> None:
-        """Give the policy new parameters.  Never raises: if it fails, so do the next steps."""
+    def _failure_of(self, slice_: Slice | None, call: Callable[[], object]) -> BaseException | None:
+        """Call code of others, the envs of a slice or the policy; return what it raised.
+
+        Only the end of the whole run by a signal is raised.
+        """
         try:
+            self._active = slice_
             with ends_forked:
-                self.policy.load_parameters(buffer)
+                call()
+            self._active = None  # From here on nothing is cut any more, see `interrupts`.
         except BaseException as error:
+            self._active = None
             if is_stop(error):
                 raise
+            return error
+        return None
+
+    def load_parameters(self, buffer: np.ndarray) -> None:
+        """Give the policy new parameters.  Never raises: if it fails, so do the next steps."""
+        error = self._failure_of(None, lambda: self.policy.load_parameters(buffer))
+        if error is not None:
             self._fault = Fault.of(PolicyError(f"policy: load: {words_of(error)}"), self._place)
 
     def _is_to_stop(self) -> bool:
@@ -244,7 +229,7 @@ class Worker:
         self._fault = self.error = None
 
     def end_replay(self, lost: Sequence[int]) -> None:
-        """End the replay of all slices, see `Slice.end_replay`."""
+        """Go on from where the run was, see `Slice.end_replay`."""
         for slice_ in self.slices:
             slice_.end_replay(lost)
 
@@ -258,7 +243,7 @@ class Worker:
             "cores": sorted(os.sched_getaffinity(0)),
             "physical_cores": sorted(physical_cores(os.sched_getaffinity(0))),
             "cpu_share": time.process_time() / (time.time() - process_start()),
-            # Of a core, while this rank had work; None where the system does not say.
+            # The share of a core that this rank had while it had work; None where the system does not say.
             "core_share": None if before is None or now is None else now.since(before).share,
             "num_envs": sum(len(slice_.env_indices) for slice_ in self.slices),
             "seconds": self.clock.seconds,
@@ -270,7 +255,7 @@ class Worker:
             say(f"{fault.stack}mpi_rollout: {fault.message}\n")
             abort(self.exchanges.control, fault.exit_code)
 
-        others_ms = max(exchange.order.expected_ms for exchange in self.exchanges.all)  # For their fragments.
+        others_ms = max(exchange.order.expected_ms for exchange in self.exchanges.all)  # The time of their fragments.
         self._grace = threading.Timer(GRACE_S + 2 * others_ms / 1000, end)
         self._grace.daemon = True
         self._grace.start()
@@ -280,15 +265,9 @@ class Worker:
         if self.aborts_if_unheard and self._watchdog is None:
             self.watch(end_timeout_s(CLOSE_LIMIT_S))
         for slice_ in self.slices:
-            self._active = slice_
-            try:
-                with ends_forked:
-                    slice_.envs.close()
-            except BaseException as error:
-                if is_stop(error):
-                    raise
+            error = self._failure_of(slice_, slice_.envs.close)
+            if error is not None:
                 say(f"mpi_rollout: {rank_and_host(self.rank)}: closing its envs: {words_of(error)}\n")
-            self._active = None
         if self._watchdog is not None:
             self._watchdog.close()
 

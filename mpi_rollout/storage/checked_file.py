@@ -1,31 +1,51 @@
-"""A file that may be damaged or hostile, after checks that read its tables and none of its columns."""
+"""A file that may be damaged or hostile, after checks that read its tables and none of its columns.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import NoReturn
+It is opened without MPI, complete or not; see `untrusted`.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any
 
 import h5py
 import numpy as np
 
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.core.seeding import Reproducibility
-from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.errors import ContentError, DataError, UsageError
+from mpi_rollout.storage.chunk_reader import FileChunks
 from mpi_rollout.storage.episodes import first_impossible, num_reset_rows_of
-from mpi_rollout.storage.file_chunks import FileChunks
-from mpi_rollout.storage.schema import EPISODE, FAULT, LIST, RESET, is_recording, is_sparse, leaf_datasets
-from mpi_rollout.storage.structure import (
+from mpi_rollout.storage.schema import (
+    EPISODE,
+    FAULT,
+    FORMAT,
+    FORMAT_VERSION,
+    LIST,
+    LISTED_SINCE,
+    RESET,
     check_datasets,
+    digest_of,
     expected_rows,
-    num_steps_of,
-    opened,
-    possible_resets,
-    reproducibility_of,
-    within,
+    is_recording,
+    is_sparse,
 )
-from mpi_rollout.storage.untrusted import Tell, attributes_of, check_room, count, number, object_of, text
+from mpi_rollout.storage.untrusted import (
+    Tell,
+    attributes_of,
+    check_room,
+    checked_objects,
+    count,
+    number,
+    parsed,
+    reading,
+    table_of,
+    text,
+)
 from mpi_rollout.storage.values import wrong_in
 from mpi_rollout.stored_config import read_config
 from mpi_rollout.text import counted
+
+OURS = {"config", "spaces", "digest", "format_version"}  # Attributes that only files of this program have together.
 
 
 @contextmanager
@@ -33,31 +53,20 @@ def checked(path: str, tell: Tell, num_steps: int | None = None, is_rescue: bool
     """Open a file that may be damaged or hostile, after checks that read its tables and none of its columns.
 
     What they find is enough to read a column without harm; what is in it `ChunkReader` checks, chunk by chunk.
-
-    Parameters
-    ----------
-    num_steps
-        Only so many of the committed steps count.
-    is_rescue
-        What can be had without HDF5's index, and /episodes, which follow from the columns, may be damaged.
-
-    Raises
-    ------
-    DataError
-        It is no file of a run, or cannot be read, here or in the `with` block, or its tables do not fit together.
+    With `num_steps`, only so many of the committed steps count.  In a rescue, HDF5's index and /episodes, which follow
+    from the rest, may be damaged.  DataError, also in the `with` block, if it is no whole file of a run.
     """
-    with opened(path, tell) as (file, note):
-        checks = CheckedFile(file, path, note, is_rescue)
-        try:
-            checks.quickly(num_steps)
+    with reading(path, tell) as (file, note):
+        checks = CheckedFile(file, path, note)
+        checks.check_lengths()
+        checks.limit_to(num_steps)
+        with closing(checks.open_chunks(is_rescue)):
+            checks.check_tables(is_rescue)
             yield checks
-        finally:
-            if hasattr(checks, "stored"):
-                checks.stored.close()
 
 
 class CheckedFile:
-    """A file whose attributes, structure and tables were checked, and what these say.  DataError from all checks.
+    """A file whose attributes and structure were checked, and what these say; its tables too, if `checked` gives it.
 
     Attributes
     ----------
@@ -65,78 +74,79 @@ class CheckedFile:
         No run goes on with the file: all its chunks have checksums, and all its datasets the same number of steps.
     num_committed
         Steps that are committed; `num_steps` of them count.
-    stored
-        Its chunks; there after `quickly`.
     """
 
-    def __init__(self, file: h5py.File, path: str, tell: Tell, is_rescue: bool = False):
-        self.file, self.path, self.tell, self._is_rescue = file, path, tell, is_rescue
+    def __init__(self, file: h5py.File, path: str, tell: Tell):
+        self.file, self.path, self.tell = file, path, tell
         self.root = attributes_of(file)
-        self.config = read_config(self.root["config"], path)
+        check_format(self.root, path)
+        check_attributes(self.root)
+        self.config, version = read_config(self.root["config"], path), count(self.root, "format_version")
+        expected = expected_rows(self.root, self.config, version, "chunks" in file or version >= LISTED_SINCE)
+        self.datasets = checked_objects(file, tell, expected)
+        check_datasets(self.datasets, expected, self.config.compression)
+        tell("its root group")
         self.is_complete = bool(text(self.root, "finished").strip())
         self.is_sealed = self.is_complete or "recovered" in self.root
-        self.has_trajectories = "trajectories" in file
+        self.has_trajectories, self.promise = self.config.trajectories, promise_of(self.root)
         self.num_steps = self.num_committed = num_steps_of(file) if self.has_trajectories else 0
+        self.throughput = attributes_of(file["throughput"])
+        count(self.throughput, "env_steps"), number(self.throughput, "seconds")
         self.stored: FileChunks
         self._tables: dict[str, np.ndarray] = {}
 
-    def quickly(self, num_steps: int | None = None) -> None:
-        """Make all checks that read no column, of the first `num_steps` steps or all that are committed."""
-        self.throughput = attributes_of(object_of(self.file, "throughput", h5py.Group))
-        count(self.throughput, "env_steps"), number(self.throughput, "seconds")
-        self._check_structure()
-        self._check_lengths()
+    def limit_to(self, num_steps: int | None) -> None:
+        """Let only the first `num_steps` steps count, if that is not None."""
         if num_steps is not None and not 1 <= num_steps <= self.num_committed:
             steps = f"1 to {self.num_committed}, the steps that are committed"
             raise UsageError(f"--num-steps must be {steps}, got {num_steps}")
         if num_steps is not None and num_steps != self.num_steps:
             self.num_steps, self.is_sealed = num_steps, False
-        self._check_tables()
 
-    def refuse(self, what: str) -> NoReturn:
-        """Say what is wrong with the file."""
-        raise DataError(f"{self.path}: {what}")
-
-    def _check_structure(self) -> None:
-        """Check that the datasets are those that follow from configuration and spaces."""
-        self.tell("the list of its datasets")
-        expected = expected_rows(self.root, self.config, "chunks" in self.file)
-        check_datasets(leaf_datasets(self.file), expected, self.config.compression)
-
-    def _check_lengths(self) -> None:
+    def check_lengths(self) -> None:
         """Check that datasets have a row for each committed step; before the file is sealed they may have more."""
         for name, dataset in self.trajectories().items():
             expected, got = self._num_rows(name), len(dataset)
             if got < expected or (got > expected and self.is_sealed):
-                self.refuse(f"trajectories/{name} has {got:,} rows, expected {expected:,}: one for each step")
-        num_ranks, num_rows = count(self.root, "num_ranks"), len(self.file["throughput/ranks"])
+                raise ContentError(f"trajectories/{name} has {got:,} rows, expected {expected:,}: one for each step")
+        num_ranks, num_rows = count(self.root, "num_ranks"), len(self.datasets["throughput/ranks"])
         if num_rows != num_ranks:
-            self.refuse(f"throughput/ranks has {counted(num_rows, 'row')} for {counted(num_ranks, 'rank')}")
+            raise ContentError(f"throughput/ranks has {counted(num_rows, 'row')} for {counted(num_ranks, 'rank')}")
 
     def _num_rows(self, name: str) -> int:
-        """Return how many rows of a dataset of /trajectories count; before the first commit none does."""
+        """Return the number of committed rows of a dataset of /trajectories; 0 before the first commit."""
         is_begun = self.num_steps > 0 or self.is_sealed
         return self.num_steps + (has_last_row(name) and is_begun)
 
     def trajectories(self) -> dict[str, h5py.Dataset]:
         """Return the columns by their names."""
-        return leaf_datasets(self.file["trajectories"]) if self.has_trajectories else {}
+        columns = self.datasets.items()
+        return {name[13:]: dataset for name, dataset in columns if name.startswith("trajectories/")}
 
-    def _check_tables(self) -> None:
-        """Check without reading the columns that what counts is there: the list of chunks, its chunks, all tables."""
+    def open_chunks(self, is_rescue: bool) -> FileChunks:
+        """Read the list of chunks, of the steps that count or, in a whole file, of all that are committed."""
         self.tell("its list of chunks")
-        num_steps, is_rescue = self.num_steps if self._is_rescue else self.num_committed, self._is_rescue
+        num_steps = self.num_steps if is_rescue else self.num_committed
         self.stored = FileChunks(self.file, self.path, num_steps, self.is_sealed, not is_rescue, is_rescue)
+        return self.stored
+
+    def check_tables(self, is_rescue: bool) -> None:
+        """Check without reading the columns that the chunks are there which count; read and check all tables."""
         for name, num_rows in self.counting_rows().items():
+            if is_rescue and name == "episodes":
+                continue
             self.tell(f"where {name} is")
-            if not is_sparse(self.file[name]):  # It has no more rows than the observations, which are not.
-                check_room(self.file, name, self.file[name], num_rows, room=0)
+            if not is_sparse(self.datasets[name]):  # It has no more rows than the observations, which are not.
+                check_room(self.file, name, self.datasets[name], num_rows, room=0)
             if problem := self.stored.chunks(name).missing(num_rows):
-                self.refuse(problem)
+                raise ContentError(problem)
             if not name.startswith("trajectories/"):
                 self._tables[name] = self.stored.chunks(name).read(0, num_rows)
-        if self.has_trajectories and not self._is_rescue:
-            self._check_episodes()
+        to_next = 0 if is_recording(self.root) else num_reset_rows_of(self.root)
+        row = first_impossible(self.episode_rows(), self.num_steps, self.config.num_envs, to_next)
+        if row is not None:
+            what = f"row {row:,} cannot be an episode of {counted(self.num_steps, 'step')}"
+            raise ContentError(f"episodes: {what}; the table is damaged")
 
     def episode_rows(self) -> np.ndarray:
         """Return the rows of /episodes; before the file is sealed, those of the steps that count."""
@@ -145,11 +155,6 @@ class CheckedFile:
     def table(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Return a table that was read and checked."""
         return self._tables.get(name, np.zeros(0, dtype))
-
-    @property
-    def promise(self) -> Reproducibility:
-        """What the envs of the file promise."""
-        return reproducibility_of(self.file)
 
     def committed_episodes(self) -> np.ndarray:
         """Return the rows of /episodes that lie in the steps that count."""
@@ -166,31 +171,125 @@ class CheckedFile:
 
     def columns(self) -> dict[str, dict[str, object]]:
         """Return the shape and the dtype of each column, as JSON can hold them."""
-        return {
-            name: {"shape": list(dataset.shape), "dtype": str(dataset.dtype)}
-            for name, dataset in self.trajectories().items()
-        }
+        named = self.trajectories().items()
+        return {name: {"shape": list(dataset.shape), "dtype": str(dataset.dtype)} for name, dataset in named}
 
     def wrong_values(self) -> list[dict[str, str | int]]:
-        """Return what the columns' attributes say of wrong values."""
+        """Return the wrong values that the columns' attributes record."""
         named = self.trajectories().items()
         return [wrong for name, dataset in named for wrong in wrong_in(name, attributes_of(dataset))]
 
     def counting_rows(self) -> dict[str, int]:
-        """Return how many rows of each dataset count."""
-        names = leaf_datasets(self.file).keys() - set(LIST)
+        """Return the number of committed rows of each dataset."""
+        names = self.datasets.keys() - set(LIST)
         # Written at the end of a run, also of one that is not complete.
         if not self.is_complete and self.stored.chunks("throughput/ranks").missing(1):
             names.discard("throughput/ranks")
-        if self._is_rescue:
-            names.discard("episodes")
         columns = {f"trajectories/{name}": self._num_rows(name) for name in self.trajectories()}
         return {name: columns[name] if name in columns else self.stored.num_rows(name) for name in sorted(names)}
 
-    def _check_episodes(self) -> None:
-        """Check that these episodes can be those of the steps that count."""
-        to_next = 0 if is_recording(self.root) else num_reset_rows_of(self.root)
-        row = first_impossible(self.episode_rows(), self.num_steps, self.config.num_envs, to_next)
-        if row is not None:
-            what = f"row {row:,} cannot be an episode of {counted(self.num_steps, 'step')}"
-            self.refuse(f"episodes: {what}; the table is damaged")
+
+def check_format(attributes: Mapping[str, object], path: str) -> None:
+    """Refuse files of other programs, and of later versions of this one.
+
+    ContentError if it is a damaged file of this program.
+    """
+    if attributes.get("format") != FORMAT:
+        if len(OURS & attributes.keys()) > 1:
+            got = attributes.get("format")
+            raise ContentError(f"its attribute format is {got!r:.80}, it should be {FORMAT!r}; the file is damaged")
+        raise DataError(f"{path} was not written by {FORMAT}")
+    version = count(attributes, "format_version")
+    if version not in range(1, FORMAT_VERSION + 1):
+        raise DataError(
+            f"{path} has format version {version}, this program reads {FORMAT_VERSION}; read it with the version of "
+            "mpi_rollout that wrote it"
+        )
+
+
+def check_attributes(attributes: Mapping[str, object]) -> None:
+    """Check that the attributes of the root group are what was written before the first step.
+
+    ContentError if one is missing or damaged; the message says which, where that can be seen.
+    """
+    for name in ("config", "spaces", "versions"):
+        parsed(attributes, name, dict)
+    if not all(isinstance(host, str) for host in parsed(attributes, "hosts", list)):
+        raise ContentError("its attribute hosts should be a list of names")
+    for name in ("env_spec", "autoreset_mode", "mpi_library", "started", "finished", "digest"):
+        text(attributes, name)
+    for name in ("seed", "num_envs", "num_ranks"):
+        count(attributes, name)
+    if digest_of(attributes) != attributes["digest"]:
+        raise ContentError("the attributes of its root group are not what was written: their digest does not fit")
+    promise_of(attributes)
+
+
+def promise_of(attributes: Mapping[str, Any]) -> Reproducibility:
+    """Return the promise of a file's envs; files of older versions do not have it."""
+    if (promised := attributes.get("reproducibility")) is None:
+        is_loop = parsed(attributes, "config", dict).get("vectorization_mode") == "sync"
+        return Reproducibility.EPISODE if is_loop else Reproducibility.SLICE
+    try:
+        return Reproducibility(promised)
+    except ValueError as error:
+        raise ContentError(f"its attribute reproducibility is {promised!r:.80}; the file is damaged") from error
+
+
+def reproducibility_of(file: h5py.File) -> Reproducibility:
+    """Return what the envs of an open file promise."""
+    return promise_of(file.attrs)
+
+
+def num_steps_of(file: h5py.File) -> int:
+    """Return the number of steps that are committed."""
+    return count(attributes_of(file["trajectories"]), "num_steps")
+
+
+def committed_episodes(file: h5py.File) -> np.ndarray:
+    """Read the rows of /episodes that lie in committed steps."""
+    return within(table_of(file, "episodes"), num_steps_of(file))
+
+
+def within(episodes: np.ndarray, num_steps: int) -> np.ndarray:
+    """Return the episodes that lie in the first `num_steps` steps.
+
+    A commit writes episodes first: a writer killed amid one leaves rows of steps that do not count.
+    """
+    counts = episodes["start"] + episodes["length"] <= num_steps
+    return episodes if counts.all() else episodes[counts]  # A table of many episodes is not copied.
+
+
+def committed_resets(file: h5py.File) -> np.ndarray | None:
+    """Read the rows of /resets before committed steps and after the last one; None where a run took the steps."""
+    rows = table_of(file, "resets") if is_recording(file.attrs) else np.zeros(0, RESET)
+    return possible_resets(attributes_of(file), rows, num_steps_of(file))
+
+
+def possible_resets(root: Mapping[str, object], resets: np.ndarray, num_steps: int) -> np.ndarray | None:
+    """Return the rows of /resets before the first `num_steps` steps and after them; None where a run took the steps.
+
+    ContentError if an env or a step cannot be.
+    """
+    if not is_recording(root):
+        return None
+    num_envs = count(root, "num_envs")
+    if ((resets["env_index"] < 0) | (resets["env_index"] >= num_envs) | (resets["step"] < 0)).any():
+        raise ContentError("resets names an env or a step that cannot be; the file is damaged")
+    return resets[resets["step"] <= num_steps]
+
+
+def identity(tell: Tell, path: str) -> dict[str, Any]:
+    """Read whose file it is: its run's configuration, in JSON, its policy, its format, and whether it is complete."""
+    with reading(path, tell) as (file, note):
+        return identity_of(CheckedFile(file, path, note).root)
+
+
+def identity_of(attributes: Mapping[str, object]) -> dict[str, Any]:
+    """Return the same from attributes that have been checked."""
+    return {
+        "config": text(attributes, "config"),
+        "policy_sha256": text(attributes, "policy_sha256") if "policy_sha256" in attributes else "",
+        "version": count(attributes, "format_version"),
+        "complete": bool(text(attributes, "finished").strip()),
+    }

@@ -1,6 +1,6 @@
 """Chunks as they are in a file: found, compared with their checksums, decoded.  Of HDF5, only its index is used.
 
-A file lists its chunks itself, see `chunks.ChunkList`: what its last commit lists counts.  Files of format versions 1
+A file lists its chunks itself, see `ChunkList`: what its last commit lists counts.  Files of format versions 1
 and 2 have no list.  There HDF5's index takes its place, and HDF5's checksum, which fits a chunk of zeros too.
 """
 
@@ -14,9 +14,9 @@ import h5py
 import numpy as np
 
 from mpi_rollout.errors import ContentError
+from mpi_rollout.storage.chunks import indexed_chunks, listed_chunks
 from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters, fletcher32
 from mpi_rollout.storage.schema import CHUNK, is_sparse
-from mpi_rollout.storage.untrusted import is_of_reading
 
 one_thread = threading.RLock()  # The chunk that was read last is kept, and h5py's own lock is not held meanwhile.
 os.register_at_fork(after_in_child=one_thread._at_fork_reinit)  # type: ignore[attr-defined]
@@ -34,8 +34,6 @@ class ChunkReader:
 
     Parameters
     ----------
-    descriptor
-        Of the file.
     listed
         Rows of the file's list; None where there is none.
     is_sealed
@@ -46,7 +44,7 @@ class ChunkReader:
     Attributes
     ----------
     num_chunks, nbytes
-        How many chunks were read, and their bytes in the file.
+        What was read.
     """
 
     def __init__(
@@ -61,7 +59,7 @@ class ChunkReader:
         self._is_sparse, self._is_sealed, self._descriptor = is_sparse(dataset), is_sealed, descriptor
         self._filters, self._is_listed, self._needs_index = Filters(dataset), listed is not None, needs_index
         self.row_nbytes: int = dataset.dtype.itemsize * int(np.prod(dataset.chunks[1:], dtype=object))
-        self._index = self._last_of_each(_index_of(dataset, is_needed=needs_index or listed is None))
+        self._index = self._last_of_each(indexed_chunks(dataset, is_needed=needs_index or listed is None))
         self._listed = self._last_of_each(np.zeros(0, CHUNK) if listed is None else listed)
         self._stored, self._mask = np.empty(0, np.uint8), 0  # The chunk that was read last, as it is in the file.
         self.num_chunks = self.nbytes = 0
@@ -83,9 +81,9 @@ class ChunkReader:
         return int(last["row"]) + (self.rows if is_full else int(last["num_checked"]) // self.row_nbytes)
 
     def lay_out(self, num_chunks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return of the first chunks where they begin in the file, which are not as in memory, and which are.
+        """Return where the first chunks begin in the file, which of them are packed or missing, and which are not.
 
-        Those that are as in memory were not compared with their checksums.  Chunks that are not there have zeros.
+        Nothing was compared with its checksum.
         """
         numbers = self._index.numbers[: np.searchsorted(self._index.numbers, num_chunks)]
         entries = self._index.rows[: len(numbers)]
@@ -101,7 +99,7 @@ class ChunkReader:
         return down * self.rows, across * self._envs
 
     def missing(self, num_rows: int) -> str:
-        """Return what is wrong if a chunk of the first rows is nowhere, "" if all are there.  Read none of them."""
+        """Say which chunk of the first rows is missing, "" if all are there.  No chunk is read."""
         expected = -(-num_rows // self.rows) * self.across
         lists = [self._listed] * self._is_listed + [self._index] * (self._needs_index or not self._is_listed)
         for numbers in (entries.numbers for entries in lists):
@@ -202,16 +200,8 @@ class ChunkReader:
         self.num_chunks, self.nbytes = self.num_chunks + 1, self.nbytes + nbytes
         return "" if got == nbytes else "the file ends inside the chunk"
 
-    def values(self) -> np.ndarray:
-        """Return the chunk that was read last, as an array; zlib.error if it cannot be decompressed."""
-        data = self._filters.decode(self._stored, self._mask)[: self.rows * self.row_nbytes]
-        return np.asarray(data.view(self.dtype).reshape(self.sizes))
-
     def read(self, start: int, stop: int, envs: slice | None = None, into: np.ndarray | None = None) -> np.ndarray:
-        """Read rows `start` to `stop` - 1, of some envs or all, into the first rows of an array if one is given.
-
-        ContentError if one of their chunks is damaged.
-        """
+        """Read rows `start` to `stop` - 1, into an array if one is given; ContentError if a chunk is damaged."""
         envs = slice(0, self._num_envs) if envs is None else envs
         shape = (stop - start, envs.stop - envs.start, *self.shape[2:])[: len(self.shape)]
         array = np.empty(shape, self.dtype) if into is None else into
@@ -220,9 +210,8 @@ class ChunkReader:
             spans = (start, stop, row, self.rows), (envs.start, envs.stop, env, self._envs)
             outer, inner = zip(*(_overlap(*span) for span in spans[: len(self.shape)]), strict=True)
             with one_thread:
-                if problem := self.problem(number, stop):
-                    raise ContentError(problem)
-                array[outer] = self._decoded(number)[inner]
+                self.compare(number, stop)
+                array[outer] = self.values(number)[inner]
         return array
 
     def pick(self, rows: np.ndarray, envs: slice) -> np.ndarray:
@@ -240,18 +229,22 @@ class ChunkReader:
             if problem := self.problem(number, num_rows):
                 raise ContentError(problem)
 
-    def _decoded(self, number: int) -> np.ndarray:
-        """Return the chunk that `problem` has just read, or zeros where there is none."""
+    def values(self, number: int) -> np.ndarray:
+        """Return the chunk that was read last, which is this one, or zeros where there is none.
+
+        ContentError if it cannot be decompressed.
+        """
         if _entry(self._listed if self._is_listed else self._index, number) is None:
             return np.zeros(self.sizes, self.dtype)
         try:
-            return self.values()
+            data = self._filters.decode(self._stored, self._mask)[: self.rows * self.row_nbytes]
         except zlib.error as error:
             raise ContentError(self._named(number, f"it cannot be decompressed: {error}")) from error
+        return np.asarray(data.view(self.dtype).reshape(self.sizes))
 
 
 def _overlap(start: int, stop: int, first: int, size: int) -> tuple[slice, slice]:
-    """Return what a range and a chunk of `size` from `first` on have in common, as places in each."""
+    """Return the overlap of a range and a chunk of `size` from `first` on, as slices of each."""
     low, high = max(start, first), min(stop, first + size)
     return slice(low - start, high - start), slice(low - first, high - first)
 
@@ -263,19 +256,40 @@ def _entry(entries: Entries, number: int) -> np.void | None:
     return entries.rows[place] if is_there else None
 
 
-def _index_of(dataset: h5py.Dataset, is_needed: bool) -> np.ndarray:
-    """Return where HDF5's index has the chunks; ContentError if it is needed and cannot be read."""
-    found: list[tuple[int, ...]] = []
+class FileChunks:
+    """The chunks of all datasets of a file in its first `num_steps` steps, as its own list says, where it has one.
 
-    def note(chunk: h5py.h5d.StoreInfo) -> None:
-        row, env = (*chunk.chunk_offset, 0)[:2]
-        found.append((0, row, env, chunk.byte_offset, chunk.size, chunk.filter_mask, chunk.size, 0))
+    ContentError if the list is damaged.
+    """
 
-    try:
-        dataset.id.chunk_iter(note)
-    except Exception as error:
-        if not is_of_reading(error):
-            raise
-        if is_needed:
-            raise ContentError(f"{str(dataset.name)[1:]}: HDF5's index of its chunks cannot be read") from error
-    return np.array(found, CHUNK)
+    def __init__(
+        self,
+        file: h5py.File,
+        path: str,
+        num_steps: int,
+        is_sealed: bool,
+        needs_index: bool = True,
+        is_at_least: bool = False,
+    ):
+        self._file, self._is_sealed, self._needs_index = file, is_sealed, needs_index
+        self.has_list = "chunks" in file
+        self._listed = listed_chunks(file, num_steps, is_sealed, is_at_least) if self.has_list else {}
+        self._bytes = open(path, "rb", buffering=0)  # noqa: SIM115  # It is open as long as the file.
+        self._chunks: dict[str, ChunkReader] = {}
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        self._bytes.close()
+
+    def chunks(self, name: str) -> ChunkReader:
+        """Return the chunks of a dataset."""
+        if name not in self._chunks:
+            listed = self._listed.get(name, np.zeros(0, CHUNK)) if self.has_list else None
+            flags = self._is_sealed, self._needs_index
+            self._chunks[name] = ChunkReader(self._file[name], self._bytes.fileno(), listed, *flags)
+        return self._chunks[name]
+
+    def num_rows(self, name: str) -> int:
+        """Return the number of rows of a table that count: before a file is sealed, those that the list has."""
+        num_rows = len(self._file[name])
+        return min(num_rows, self.chunks(name).num_listed_rows) if self.has_list and not self._is_sealed else num_rows

@@ -19,6 +19,7 @@ import zlib
 import h5py
 import numpy as np
 
+from mpi_rollout.errors import ContentError
 from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters
 from mpi_rollout.storage.schema import (
     CHUNK,
@@ -30,19 +31,14 @@ from mpi_rollout.storage.schema import (
     listed_names,
     next_digest,
 )
+from mpi_rollout.storage.untrusted import attributes_of, is_of_reading, parsed, table_of
 
 LOOKED_AT = 1024  # Bytes at both ends of a chunk, to see whether it is somewhere.
 FEW_CHUNKS = 512  # HDF5 looks through them in a tenth of a millisecond.
 
 
 class FileWriter:
-    """Appends to all datasets of a new file, and commits.
-
-    Attributes
-    ----------
-    columns, tables
-        What appends to each: by names below /trajectories, and by paths.
-    """
+    """Appends to all datasets of a new file, and commits: columns by names below /trajectories, tables by paths."""
 
     def __init__(self, file: h5py.File):
         self.file, self._list = file, ChunkList(file)
@@ -89,7 +85,7 @@ class ChunkWriter:
         self.envs = range(0, dataset.shape[1], self.chunks[1]) if dataset.ndim > 1 else range(1)
         self._is_sparse, self._filters = is_sparse(dataset), Filters(dataset)
         nbytes = dataset.dtype.itemsize * int(np.prod(self.chunks))
-        self._bytes = np.zeros(nbytes + CHECKSUM_NBYTES, np.uint8)  # Of one chunk and its checksum.
+        self._bytes = np.zeros(nbytes + CHECKSUM_NBYTES, np.uint8)  # Room for one chunk and its checksum.
         self._chunk = self._bytes[:nbytes].view(dataset.dtype).reshape(self.chunks)
         self._open = np.zeros(0)  # The rows of the last chunk, while it is not full and has no checksum.
 
@@ -187,14 +183,14 @@ class ChunkList:
         self._new: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._growing: dict[tuple[int, ...], tuple[int, int]] = {}  # Offset and size of chunks that are not full.
         self._num_chunks = self._behind_last = 0
-        self._bytes = open(file.filename, "rb", buffering=0)  # noqa: SIM115  # As long as the file.
+        self._bytes = open(file.filename, "rb", buffering=0)  # noqa: SIM115  # It is open as long as the file.
 
     def write(self, writer: ChunkWriter, place: tuple[int, ...], data: np.ndarray, mask: int, num_rows: int) -> None:
         """Write the bytes of a chunk, and note it: all bytes of a full one, those of the rows of another one."""
         is_full = num_rows == writer.chunks[0]
         num_checked = len(data) if is_full else len(data) // writer.chunks[0] * num_rows
         key = (self._numbers[writer.name], *(*place[:2], 0)[:2])
-        before, nbytes = self._growing.pop(key, (-1, 0))  # Of the same size, it stays where it is.
+        before, nbytes = self._growing.pop(key, (-1, 0))  # A chunk of the same size stays where it is.
         likely = before if nbytes == len(data) else -1, self._file.id.get_filesize(), self._behind_last
         writer.dataset.id.write_direct_chunk(place, data, mask)
         offset = self._find(data, likely)
@@ -226,3 +222,62 @@ class ChunkList:
     def close(self) -> None:
         """Close the file's descriptor."""
         self._bytes.close()
+
+
+def listed_chunks(file: h5py.File, num_steps: int, is_sealed: bool, is_at_least: bool = False) -> dict[str, np.ndarray]:
+    """Return the chunks listed by the last commit of `num_steps` steps, by dataset; ContentError if damaged.
+
+    With `is_at_least`, a commit of more steps will do, of those before the first one that is damaged.
+    """
+    names = parsed(attributes_of(file["chunks"]), "datasets", list)
+    chunks, commits = table_of(file, "chunks"), table_of(file, "commits")
+    whole = commits[: _num_whole(file, chunks, commits)]
+    considered = whole if is_at_least else commits
+    counts = considered["num_steps"] >= num_steps if is_at_least else considered["num_steps"] == num_steps
+    counting = np.flatnonzero(counts & (considered["num_chunks"] <= len(chunks)))
+    if not len(counting):
+        if not num_steps and not is_sealed:
+            return {}
+        what = f"its list of chunks has no commit of {num_steps:,} steps"
+        most = int(whole["num_steps"].max(initial=0))
+        raise ContentError(what + (f"; recover the first {most:,} with --num-steps {most}" if most else ""))
+    # A writer, killed or at work, may have left commits whose chunks are not listed yet.
+    others = commits["num_chunks"][len(whole) :]
+    if len(others) and not is_at_least and (is_sealed or (others <= len(chunks)).any()):
+        raise ContentError("its list of chunks is not what was written: the digest does not fit")
+    chunks = chunks[: considered["num_chunks"][counting[-1]]]
+    is_possible = (chunks["row"] >= 0) & (chunks["env"] >= 0) & (chunks["num_checked"] >= 0)
+    is_possible &= chunks["num_checked"] <= chunks["nbytes"]
+    if not is_possible.all():
+        raise ContentError(f"its list of chunks is damaged in row {is_possible.argmin():,}")
+    return {str(name): chunks[chunks["dataset"] == number] for number, name in enumerate(names)}
+
+
+def _num_whole(file: h5py.File, chunks: np.ndarray, commits: np.ndarray) -> int:
+    """Return the number of commits that are as they were written, before the first one that is not."""
+    digest, start = first_digest(attributes_of(file)), 0
+    for number, commit in enumerate(commits):
+        stop = int(commit["num_chunks"])
+        digest = next_digest(digest, int(commit["num_steps"]), chunks[start:stop])
+        if not start <= stop <= len(chunks) or digest != commit["digest"].tobytes():
+            return number
+        start = stop
+    return len(commits)
+
+
+def indexed_chunks(dataset: h5py.Dataset, is_needed: bool) -> np.ndarray:
+    """Return where HDF5's index has the chunks of a dataset; ContentError if it is needed and cannot be read."""
+    found: list[tuple[int, ...]] = []
+
+    def note(chunk: h5py.h5d.StoreInfo) -> None:
+        row, env = (*chunk.chunk_offset, 0)[:2]
+        found.append((0, row, env, chunk.byte_offset, chunk.size, chunk.filter_mask, chunk.size, 0))
+
+    try:
+        dataset.id.chunk_iter(note)
+    except Exception as error:
+        if not is_of_reading(error):
+            raise
+        if is_needed:
+            raise ContentError(f"{str(dataset.name)[1:]}: HDF5's index of its chunks cannot be read") from error
+    return np.array(found, CHUNK)

@@ -9,11 +9,11 @@ from gymnasium.vector import AutoresetMode
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import seeds_of_episodes
-from mpi_rollout.storage.file_chunks import FileChunks
+from mpi_rollout.storage.chunk_reader import FileChunks
 from mpi_rollout.storage.schema import EPISODE, RESET
 
 ROWS_AT_A_TIME = 2**13
-WIDE = 512  # With so many envs, a row at a time takes a tenth of the time of segments; with few, three times as long.
+WIDE = 512  # From so many envs on, a row at a time takes a tenth of the time of segments; with few, three times it.
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class EpisodeTable:
 
     def note_resets(self, resets: np.ndarray) -> None:
         """Take in rows of /resets, before the rows of the steps before them are added."""
-        self._reset_parts.append(resets)  # To copy all of them each time would take longer from reset to reset.
+        self._reset_parts.append(resets)  # A copy of all of them each time would take longer from reset to reset.
 
     @property
     def _resets(self) -> np.ndarray:
@@ -131,7 +131,7 @@ class EpisodeTable:
                 end, begun = block.start + row, self._start[env]
                 parts.append((env, self._return[env], begun, self._count[env], np.full(len(env), row)))
                 self._return[env], self._start[env] = 0.0, end + self._to_next
-                self._count[env] += begun <= end  # Else the row has reset the env, and belongs to no episode.
+                self._count[env] += begun <= end  # A row that reset the env belongs to no episode.
         env, returns, starts, counts, row_of = (np.concatenate(column) for column in zip(*parts, strict=True))
         is_episode = starts <= block.start + row_of
         rows = np.zeros(len(env), EPISODE)
@@ -143,10 +143,7 @@ class EpisodeTable:
         self._held = np.concatenate([self._held, rows])
 
     def _take_faults(self, env: np.ndarray, end: np.ndarray, stop: int) -> np.ndarray:
-        """Tell for each of some envs whether its episode that ends in step `end` ends by a fault.
-
-        Faults of the steps before `stop` are not needed any more.
-        """
+        """Tell which episodes, of these envs and last steps, end by a fault; forget faults before step `stop`."""
         if not self._faults:
             return np.zeros(len(env), np.bool_)
         num_envs = len(self._start)
@@ -223,12 +220,9 @@ def make_table(
     faults: np.ndarray | None = None,
     resets: np.ndarray | None = None,
 ) -> EpisodeTable:
-    """Make the empty table of a run with this configuration; it knows of some rows of /faults and /resets.
+    """Make the empty table of a run; it knows of these rows of /faults and /resets.
 
-    Parameters
-    ----------
-    attributes
-        Of the root group.  Files of older versions do not say whether episodes have seeds: those of loops have.
+    Files of older versions do not say in their attributes whether episodes have seeds: those of loops have.
     """
     has_seeds = bool(np.all(np.asarray(attributes.get("has_episode_seeds", config.vectorization_mode == "sync"))))
     table = EpisodeTable(config.num_envs, config.seed if has_seeds else None, num_reset_rows_of(attributes))
@@ -240,7 +234,7 @@ def make_table(
 
 
 def num_reset_rows_of(attributes: Mapping[str, object]) -> int:
-    """Return how many rows are between two episodes of an env, in a file with these attributes."""
+    """Return the number of rows between two episodes of an env, in a file with these attributes."""
     return int(attributes.get("autoreset_mode", AutoresetMode.NEXT_STEP.value) == AutoresetMode.NEXT_STEP.value)
 
 
@@ -257,12 +251,9 @@ def stored_results(stored: FileChunks, num_steps: int, nbytes: int = 2**22, firs
 def first_impossible(rows: np.ndarray, num_steps: int, num_envs: int, to_next: int) -> int | None:
     """Return the first row that cannot be an episode of so many steps: it goes beyond them, or into another one.
 
-    Parameters
-    ----------
-    to_next
-        Rows that are at least between two episodes of an env.
+    At least `to_next` rows are between two episodes of an env.
     """
-    free = np.zeros(num_envs, np.int64)  # From where on each env may have another episode.
+    free = np.zeros(num_envs, np.int64)  # The row from which each env may have another episode.
     for first in range(0, len(rows), ROWS_AT_A_TIME):
         part = rows[first : first + ROWS_AT_A_TIME]
         env, start, ends = part["env_index"], part["start"], part["start"] + part["length"]

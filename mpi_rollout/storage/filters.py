@@ -1,38 +1,49 @@
-"""HDF5's filters and checksums, computed here for bytes that do not pass through HDF5.
+"""HDF5's filters and checksums, applied here to bytes that do not pass through HDF5.
 
-A chunk first passes shuffle and gzip, or one of `codecs`, where a dataset has them.  Its checksum, fletcher32, is
-behind what comes of that.  HDF5's own metadata have another checksum, lookup3.
+A chunk first passes shuffle and gzip, or lz4, zstd or blosc, where a dataset has them.  Its checksum, fletcher32, is
+behind what comes of that.
+
+The package hdf5plugin has the filters that HDF5 does not have itself, and registers them, so that HDF5 reads what they
+have packed.  Here the same functions are called directly: they leave the interpreter's lock alone meanwhile.
 """
 
+import ctypes
 import math
 import zlib
+from contextlib import suppress
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
 
 import h5py
 import numpy as np
 
-from mpi_rollout.storage import codecs
-from mpi_rollout.storage.codecs import NAMES
+from mpi_rollout.errors import Option, UsageError
 
+EXTRA = "mpi_rollout[compression]"
+FILTER_CODES = {"gzip": h5py.h5z.FILTER_DEFLATE, "lz4": 32004, "zstd": 32015, "blosc": 32001}
+NAMES = {code: name for name, code in FILTER_CODES.items()}
+PLUGINS = "lz4", "zstd", "blosc"
+# How many times smaller data become at most; zstd stores 128 KiB of one byte in 4 bytes.
+MOST_SMALLER = {"none": 1, "gzip": 1032, "lz4": 256, "blosc": 256, "zstd": 2**16}
+LEAST_NBYTES = 1024  # The least size of a leaf: images are larger.
+REVERSE = 0x0100  # H5Z_FLAG_REVERSE of H5Zpublic.h: decompress.
+_functions: dict[int, Any] = {}
 # Level 4 makes Breakout's images 1.15 times smaller, in 2.5 times the time, and noisy numbers no smaller.
 GZIP_LEVEL = 1
 CHECKSUM_NBYTES = 4
 MODULUS = 65535
 WORDS_PER_ROW = 4096
-MOST_ROWS = 65537  # Of words whose sum still fits into 32 bits.
+MOST_ROWS = 65537  # The most rows of words whose sum still fits into 32 bits.
 COLUMNS = np.arange(WORDS_PER_ROW, dtype=np.uint64)
 FROM_END = COLUMNS[::-1] + 1
-WORD = 0xFFFFFFFF
 
 
 class Filters:
     """The filters of one dataset.
 
-    A chunk has a filter mask with one bit for each filter: 0 if the chunk has passed it.
-
-    Attributes
-    ----------
-    none
-        The mask of a chunk that is stored as it is in memory.
+    A chunk has a filter mask with one bit for each filter: 0 if the chunk has passed it.  `none` is the mask of a chunk
+    that is stored as it is in memory.
     """
 
     def __init__(self, dataset: h5py.Dataset):
@@ -57,13 +68,7 @@ class Filters:
         return self._packing is not None and mask & self._checksum_alone == 0
 
     def encode(self, chunk: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return the bytes of a chunk as they are in the file, with a checksum, and its filter mask.
-
-        Parameters
-        ----------
-        chunk
-            Its bytes, and room for the checksum behind them.
-        """
+        """Return the bytes of a chunk as they are in the file, and its filter mask; `chunk` has room for a checksum."""
         if self._packing is not None:
             data = self._packed(self._shuffled(chunk[:-CHECKSUM_NBYTES]))
             # Never as long as the chunk itself: HDF5 would put it in the place of what is committed.
@@ -82,8 +87,10 @@ class Filters:
         code, values = self._packing
         if code == h5py.h5z.FILTER_DEFLATE:
             whole = np.frombuffer(zlib.decompressobj().decompress(data.data, self._nbytes), np.uint8)
+        elif (unpacked := apply(code, values, data, REVERSE)) is not None:
+            whole = unpacked
         else:
-            whole = codecs.unpack(code, values, data)
+            raise zlib.error(f"the filter {NAMES[code]} refuses it")
         if len(whole) != self._nbytes:
             raise zlib.error(f"{len(whole)} bytes came, expected {self._nbytes}")
         return whole.reshape(self._itemsize, -1).T.reshape(-1)
@@ -94,7 +101,7 @@ class Filters:
         code, values = self._packing
         if code == h5py.h5z.FILTER_DEFLATE:
             return np.frombuffer(zlib.compress(data.data, GZIP_LEVEL), np.uint8)
-        return codecs.apply(code, values, data)
+        return apply(code, values, data)
 
     def _shuffled(self, data: np.ndarray) -> np.ndarray:
         """Put all first bytes of the elements first, then all second ones, and so on."""
@@ -142,33 +149,121 @@ def _sums(words: np.ndarray) -> tuple[int, int]:
     return int(np.add.reduce(of_rows, dtype=np.uint64) + np.add.reduce(left)), sum2
 
 
-def lookup3(data: bytes) -> bytes:
-    """Return HDF5's checksum of metadata: Bob Jenkins' lookup3, `H5_checksum_lookup3` of H5checksum.c."""
-    a = b = c = (0xDEADBEEF + len(data)) & WORD
-    data += bytes(-len(data) % 12)
-    for start in range(0, len(data), 12):
-        a, b, c = (
-            (value + int.from_bytes(data[start + at : start + at + 4], "little")) & WORD
-            for value, at in ((a, 0), (b, 4), (c, 8))
-        )
-        a, b, c = _final(a, b, c) if start + 12 == len(data) else _mix(a, b, c)
-    return c.to_bytes(4, "little")
+class _Class(ctypes.Structure):
+    """HDF5's H5Z_class2_t, of H5Zdevelop.h."""
+
+    _fields_ = (
+        ("version", ctypes.c_int),
+        ("id", ctypes.c_int),
+        ("encoder_present", ctypes.c_uint),
+        ("decoder_present", ctypes.c_uint),
+        ("name", ctypes.c_char_p),
+        ("can_apply", ctypes.c_void_p),
+        ("set_local", ctypes.c_void_p),
+        ("filter", ctypes.c_void_p),
+    )
 
 
-def _mix(a: int, b: int, c: int) -> tuple[int, int, int]:
-    for bits in (4, 6, 8, 16, 19, 4):  # The three words change places each time.
-        a = ((a - c) & WORD) ^ _rotated(c, bits)
-        c = (c + b) & WORD
-        a, b, c = b, c, a
-    return a, b, c
+_FILTER = ctypes.CFUNCTYPE(
+    ctypes.c_size_t,
+    ctypes.c_uint,
+    ctypes.c_size_t,
+    ctypes.POINTER(ctypes.c_uint),
+    ctypes.c_size_t,
+    ctypes.POINTER(ctypes.c_size_t),
+    ctypes.POINTER(ctypes.c_void_p),
+)
 
 
-def _final(a: int, b: int, c: int) -> tuple[int, int, int]:
-    for bits in (14, 11, 25, 16, 4, 14, 24):
-        c = ((c ^ b) - _rotated(b, bits)) & WORD
-        a, b, c = b, c, a
-    return c, a, b  # Seven turns are one too many.
+def is_available(compression: str) -> bool:
+    """Tell whether this Python has what a compression needs."""
+    return compression not in PLUGINS or find_spec("hdf5plugin") is not None
 
 
-def _rotated(word: int, bits: int) -> int:
-    return (word << bits | word >> (32 - bits)) & WORD
+def why_missing(compression: str) -> str:
+    """Say what to do about a compression that is not available."""
+    return f"{compression} needs the package hdf5plugin, which is not installed: pip install '{EXTRA}'"
+
+
+def check_available(compression: str) -> None:
+    """Refuse a compression of a run that this Python does not have; UsageError."""
+    if not is_available(compression):
+        why = why_missing(compression).removeprefix(compression)
+        raise UsageError(Option("compression", compression), f"{why}, or use ", Option("compression", "gzip"))
+
+
+def register_for(file: h5py.File) -> None:
+    """Let HDF5 know the filters of a file, if its configuration names one that it does not have."""
+    with suppress(Exception):  # Whatever is wrong with a file, who reads its attributes says.
+        config = str(file.attrs["config"])
+        if any(f'"compression": "{name}"' in config for name in PLUGINS):
+            _plugins()
+
+
+def compression_of(dataset: h5py.Dataset) -> str:
+    """Return the compression of a dataset: a name of `shared_options.COMPRESSIONS`, or the filter's number."""
+    properties = dataset.id.get_create_plist()
+    codes = [properties.get_filter(index)[0] for index in range(properties.get_nfilters())]
+    own = h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
+    names = [NAMES.get(code, f"filter {code}") for code in codes if code not in own]
+    return "+".join(names) or "none"
+
+
+def pays(compression: str, dtype: np.dtype, shape: tuple[int, ...]) -> bool:
+    """Tell whether to compress a column, by the dtype and shape of one env's row.
+
+    gzip is for who wants the smallest file: it packs all.  The fast ones pack what becomes much smaller: images, and
+    other large arrays of whole numbers.  Rewards and small observations then stay where single rows can be read.
+    """
+    if compression in PLUGINS:
+        return dtype.kind in "iub" and dtype.itemsize * int(np.prod(shape, dtype=np.int64)) >= LEAST_NBYTES
+    return compression != "none"
+
+
+def filter_options(compression: str, dtype: np.dtype, gzip_level: int) -> dict[str, Any]:
+    """Return the arguments of `create_dataset` for a compressed column."""
+    if compression == "gzip":
+        return {"compression": "gzip", "compression_opts": gzip_level, "shuffle": dtype.itemsize > 1}
+    own = _plugins()
+    made = {"lz4": own.LZ4, "zstd": lambda: own.Zstd(clevel=1), "blosc": own.Blosc}
+    return dict(made[compression]())
+
+
+def apply(code: int, values: tuple[int, ...], data: np.ndarray, flags: int = 0) -> np.ndarray | None:
+    """Pass bytes through a filter, by its number and parameters; None where it fails or makes them no smaller."""
+    libc, numbers = ctypes.CDLL(None), (ctypes.c_uint * max(len(values), 1))(*values)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    data = np.ascontiguousarray(data)
+    buffer, size = ctypes.c_void_p(libc.malloc(data.nbytes)), ctypes.c_size_t(data.nbytes)
+    ctypes.memmove(buffer, data.ctypes.data, data.nbytes)  # The filter frees it, and gives another one.
+    try:
+        nbytes = _function(code)(flags, len(values), numbers, data.nbytes, ctypes.byref(size), ctypes.byref(buffer))
+        if not nbytes or not buffer.value:
+            return None
+        return np.frombuffer(ctypes.string_at(buffer, nbytes), np.uint8)
+    finally:
+        libc.free(buffer)
+
+
+@cache
+def _plugins() -> Any:
+    """Return the package whose filters HDF5 uses from now on.
+
+    Where HDF5_PLUGIN_PATH is set, HDF5 has found filters there before, which may not work with h5py's HDF5.
+    """
+    import hdf5plugin
+
+    others = [name for name in PLUGINS if hdf5plugin.get_config().registered_filters.get(name, "unknown") == "unknown"]
+    if others:
+        hdf5plugin.register(tuple(others))
+    return hdf5plugin
+
+
+def _function(code: int) -> Any:
+    """Return a filter's function, from the library that hdf5plugin has."""
+    if code not in _functions:
+        library = ctypes.CDLL(_plugins().get_config().registered_filters[NAMES[code]])
+        library.H5PLget_plugin_info.restype = ctypes.POINTER(_Class)
+        _functions[code] = _FILTER(library.H5PLget_plugin_info().contents.filter)
+    return _functions[code]

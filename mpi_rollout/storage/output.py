@@ -1,31 +1,34 @@
 """What is where a run wants to write: nothing, the run itself, or what an earlier start of it has left."""
 
+import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from shlex import quote
-from time import time
+from typing import Any
 
 import h5py
 import numpy as np
 
-from mpi_rollout.config import RolloutConfig
+from mpi_rollout.config import DATA_OPTIONS, RolloutConfig
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
+from mpi_rollout.options import unused
+from mpi_rollout.policies.sources import sha256_of
 from mpi_rollout.process.paths import located
 from mpi_rollout.storage import ownership
-from mpi_rollout.storage.codecs import check_available
+from mpi_rollout.storage.checked_file import committed_episodes, identity_of, reproducibility_of
 from mpi_rollout.storage.episodes import num_reset_rows_of
+from mpi_rollout.storage.filters import check_available
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
-from mpi_rollout.storage.same_run import check_same_run
 from mpi_rollout.storage.sandbox import in_sandbox
-from mpi_rollout.storage.status import read_status, status_path
-from mpi_rollout.storage.structure import committed_episodes, identity_of, reproducibility_of
+from mpi_rollout.storage.status import refuse_running, status_path
 from mpi_rollout.storage.untrusted import open_unmarked
+from mpi_rollout.stored_config import difference, read_config
+from mpi_rollout.text import shortened
 
-DEFAULT_FOLDER = "results"  # Of outputs without `--out`: it is made in the folder where a command is started.
-FRESH_S = 60.0  # An older status is not of a run that is under way on another host.
+DEFAULT_FOLDER = "results"  # The folder of outputs without `--out`, made where a command is started.
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,6 @@ class ClaimedOutput:
     ----------
     past
         Where the run stood after its earlier starts; None if none of them committed a step.
-    warning
-        What the user must take care of; "" for nothing.
     lock
         Of the unfinished file of `past`: no other run continues it before `release`, also while this one brings its
         envs back.
@@ -113,12 +114,7 @@ def why_not_brought_back(path: str) -> str:
 
 
 def check_place(config: RolloutConfig) -> str:
-    """Refuse a folder that cannot be written to, and a complete file that this run does not extend.
-
-    Returns
-    -------
-    What the user must take care of, or "".
-    """
+    """Refuse a folder that cannot be written to, and a file that this run does not extend; return a warning, or ""."""
     check_available(config.compression)
     path = config.path
     warning = warning_of(config.out, check_folder(config.out))
@@ -140,7 +136,7 @@ def check_output(config: RolloutConfig) -> None:
         lock(unfinished).release()
     if os.path.lexists(part):
         with suppress(DataError):
-            stored = in_sandbox("mpi_rollout.storage.structure:identity", part)
+            stored = in_sandbox("mpi_rollout.storage.checked_file:identity", part)
             check_same_run(config, stored, part)
 
 
@@ -154,33 +150,13 @@ def warning_of(path: str, why_not: str) -> str:
     )
 
 
-def refuse_running(path: str) -> None:
-    """Where there are no locks, believe what the status of an output says.
-
-    Refuse a run that is under way: its process lives on this host, or it has said so within a minute on another one.
-    """
-    status = read_status(path)
-    if status.get("state") != "running":
-        return
-    host, pid = status.get("host"), status.get("pid")
-    if host == os.uname().nodename:
-        is_alive = os.path.exists(f"/proc/{pid}")
-    else:
-        is_alive = time() - os.path.getmtime(status_path(path)) < FRESH_S
-    if is_alive:
-        raise UsageError(
-            f"{path}.part: another run is writing it, process {pid} on {host}; wait for its end or use another --out "
-            f"(if there is none, rm {quote(status_path(path))})"
-        )
-
-
 def check_extends(config: RolloutConfig, path: str) -> None:
     """Refuse the file at the output's name, unless it is this run with fewer steps.
 
     AlreadyComplete if it is this run with all its steps; UsageError if it is something else, or cannot be extended.
     """
     try:
-        stored = in_sandbox("mpi_rollout.storage.structure:identity", path)
+        stored = in_sandbox("mpi_rollout.storage.checked_file:identity", path)
     except DataError as error:
         raise UsageError(f"--out {config.out}: {path} exists; move it away or use another --out ({error})") from error
     if not stored["complete"]:
@@ -256,3 +232,56 @@ def check_folder(path: str) -> str:
     if os.path.dirname(path) == DEFAULT_FOLDER:
         make_folder(os.path.dirname(place))
     return ownership.check_place("out", path, place)
+
+
+def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> bool:
+    """Refuse to go on with the file of another run; `stored` is what `checked_file.identity` says of the file.
+
+    Return whether the file is complete, and of the same run with fewer steps: it can be extended.  UsageError if
+    options that decide on the data differ, or if this version of the program would go on with other actions; the
+    message says which.
+    """
+    is_complete = stored["complete"]
+    before = read_config(stored["config"], path)
+    num_steps = before.num_steps
+    has_fewer = is_complete and num_steps < config.num_steps
+    if has_fewer:
+        before = replace(before, num_steps=config.num_steps)
+    advice = "give the same options to continue it, move it away, or use another --out"
+    if is_complete:
+        advice = "it is complete; move it away, or use another --out"
+    if has_fewer:
+        advice = "give the same options to extend it, move it away, or use another --out"
+    elif is_complete and num_steps > config.num_steps:
+        advice += " (more --num-steps extend a complete file, fewer do not cut it)"
+    if changes := _changes(before, config):
+        raise UsageError(f"--out {config.out}: {path} is of another run: {'; '.join(changes)}; {advice}")
+    sha256 = sha256_of(config.policy) if stored["policy_sha256"] else ""
+    if sha256 and sha256 != stored["policy_sha256"]:  # A file that cannot be read is refused as in a new run.
+        raise UsageError(
+            f"--out {config.out}: {path} is of a run with another {config.policy} (its SHA-256 was "
+            f"{stored['policy_sha256'][:16]}...); {advice}"
+        )
+    if stored["version"] == 1 and config.is_random and (has_fewer or not is_complete):
+        raise UsageError(
+            f"--out {config.out}: {path} was begun by a version of mpi_rollout that draws other random actions from "
+            "the same seed; finish it with that version, move it away, or use another --out"
+        )
+    return has_fewer
+
+
+def _changes(before: RolloutConfig, now: RolloutConfig) -> list[str]:
+    """Return the words for every option of the data that is not what it was."""
+    idle = unused(before)  # Earlier versions did not refuse them.
+    options = [
+        (name, getattr(RolloutConfig if name in idle else before, name), getattr(now, name)) for name in DATA_OPTIONS
+    ]
+    return [
+        difference(name, old, new, lambda value: shortened(_json(value)))
+        for name, old, new in options
+        if _json(old) != _json(new)
+    ]
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True)

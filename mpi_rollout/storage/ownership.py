@@ -10,21 +10,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from shlex import quote
 
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import Option, StorageError, UsageError
+from mpi_rollout.process.host import ANYWAY, format_bytes, is_any_size
 from mpi_rollout.process.paths import located
+from mpi_rollout.text import counted
 
 FAR = 2**62  # The byte that is locked, far from any data.  HDF5's own locks are of another kind.
+TOLD_NBYTES = 100_000_000  # The user is told how large a larger file is.
 _made_folders: list[str] = []
 
 
 class Lock:
-    """A lock on an unfinished file, held until `release` or the end of the process.
+    """A lock on an unfinished file, held until `release` or the end of the process; it owns the descriptor.
 
     It is an open file description lock: it is not lost when HDF5 closes the same file, and does not concern readers.
-    On a file system without locks there is none, and every run may write; see `why_no_locks`.
-
-    The lock owns the descriptor of the file at `path`.  UsageError if another run holds the lock, or has put another
-    file in its place.
+    On a file system without locks there is none, and every run may write; see `why_no_locks`.  UsageError if another
+    run holds the lock, or has put another file in its place.
     """
 
     def __init__(self, path: str, descriptor: int):
@@ -139,10 +141,7 @@ def why_no_file(path: str) -> str:
 
 
 def check_name(path: str) -> None:
-    """Refuse an output whose name no file can have, or that exists and is not a file.
-
-    The UsageError has a name that can be used.
-    """
+    """Refuse an output whose name no file can have, or that exists and is no file, by UsageError with a better name."""
     if not path:
         raise UsageError(Option("out"), " must name a file, got ''")
     place = located(path)
@@ -170,10 +169,7 @@ def put_in_free_place(temporary: str, path: str) -> None:
     try:
         os.link(temporary, path)
         os.unlink(temporary)
-    except FileExistsError:
-        os.unlink(temporary)
-        raise refusal(path) from None
-    except OSError:  # A file system without hard links.
+    except OSError:  # There is one, or the file system has no hard links.
         if os.path.lexists(path):
             os.unlink(temporary)
             raise refusal(path) from None
@@ -182,11 +178,10 @@ def put_in_free_place(temporary: str, path: str) -> None:
 
 def identity(path: str) -> tuple[int, int] | None:
     """Return a mark of the file that has a name, the same for all its names; None if there is none."""
-    try:
+    with suppress(FileNotFoundError):
         status = os.lstat(path)
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
+        return status.st_dev, status.st_ino
+    return None
 
 
 def give_name(temporary: str, path: str, replaces: tuple[int, int] | None = None) -> None:
@@ -214,18 +209,9 @@ def free_space(path: str) -> str:
 
 
 def check_place(name: str, path: str, place: str = "", way_out: str = "") -> str:
-    """Refuse a path where no file can be written, before the work for it is done; StorageError.
+    """Refuse the path of an option where no file can be written, by StorageError; return why none can be locked, or "".
 
-    Parameters
-    ----------
-    name
-        Of the option that has the path.
-    place
-        Where the path is, if that is not seen from the current folder.
-
-    Returns
-    -------
-    Why files there cannot be locked, or "".
+    `place` is where the path is, if that is not seen from the current folder.
     """
     folder = os.path.dirname(place or path) or "."
     if not os.path.isdir(folder):
@@ -246,14 +232,14 @@ def check_place(name: str, path: str, place: str = "", way_out: str = "") -> str
 
 
 def make_folder(path: str) -> None:
-    """Make a folder for an output, if it can be made; `remove_empty_folders` removes it if nothing has come into it."""
+    """Make a folder for an output, if it can be made; see `remove_empty_folders`."""
     with suppress(OSError):
         os.mkdir(path)
         _made_folders.append(path)
 
 
 def remove_empty_folders() -> None:
-    """Remove the folders that were made and are empty."""
+    """Remove the folders that this process has made and that are empty."""
     while _made_folders:
         with suppress(OSError):
             os.rmdir(_made_folders.pop())
@@ -281,3 +267,23 @@ def temporary_path(path: str, what: str) -> str:
             with suppress(OSError):
                 os.unlink(left)
     return f"{path}.{what}-{host}-{os.getpid()}"
+
+
+def check_free_space(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0) -> str:
+    """Refuse a file that there is no room for, by StorageError; return what to tell the user, "" for a small file.
+
+    The size of a compressed one is not known before: it is told, and not refused.
+    A step of all envs has `row_nbytes`, the unfinished file that is continued `old_nbytes` until the new one has all.
+    """
+    if not config.trajectories:
+        return ""
+    nbytes, is_compressed = row_nbytes * config.num_steps, config.compression != "none"
+    folder = os.path.dirname(config.path)
+    free = shutil.disk_usage(folder).free
+    data = f"{counted(config.num_envs, 'env')} x {counted(config.num_steps, 'step')}"
+    size = f"{data} take {'at most' if is_compressed else 'about'} {format_bytes(nbytes)} in {config.out}"
+    needed = max(nbytes - old_nbytes, min(old_nbytes, nbytes))
+    if needed > free and not is_compressed and not is_any_size():
+        ways_out = f"use fewer steps or envs, another --out, --compression gzip, {ANYWAY}"
+        raise StorageError(f"{size}, and {folder} has {format_bytes(free)} free; {ways_out}")
+    return f"{size} ({format_bytes(free)} free there)" if nbytes >= TOLD_NBYTES else ""

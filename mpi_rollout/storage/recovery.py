@@ -17,7 +17,6 @@ from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_result
 from mpi_rollout.storage.ownership import free_space, give_name
 from mpi_rollout.storage.schema import (
     FAULT,
-    FORMAT_VERSION,
     INTERVAL,
     LATER_ATTRIBUTES,
     LIMIT,
@@ -26,7 +25,6 @@ from mpi_rollout.storage.schema import (
     fault_row,
     leaf_datasets,
 )
-from mpi_rollout.storage.structure import expected_leaves
 from mpi_rollout.storage.untrusted import Tell, count, number
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import verify
@@ -43,12 +41,7 @@ def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int
     `truncated`, as at the end of a run.  If the run's `finished` is empty, so is the new file's; it then has the
     attribute `recovered`, the time.
 
-    Parameters
-    ----------
-    temporary
-        The name of the new file until it is verified.
-    num_steps
-        Take so many steps, not all that are committed.
+    The new file is called `temporary` until it is verified.  With `num_steps`, it has so many of the committed steps.
     """
     with checked(path, tell, num_steps, is_rescue=True) as source:
         if source.num_committed == 0:
@@ -68,16 +61,9 @@ def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int
 def schema_of(file: h5py.File) -> Schema:
     """Return the schema of a file that continues this one, with the columns that this version has."""
     attributes = {name: value for name, value in file.attrs.items() if name not in LATER_ATTRIBUTES}
-    config = read_config(file.attrs["config"], str(file.filename))
-    datasets = leaf_datasets(file["trajectories"])
-    named = {
-        name: np.broadcast_to(
-            np.zeros((), leaf.dtype),
-            (datasets.get(name, datasets["rewards"]).chunks[0], config.num_envs, *leaf.shape),
-        )
-        for name, leaf in expected_leaves(attributes, FORMAT_VERSION).items()
-    }
-    return Schema(attributes, named, len(file["throughput/ranks"]), config.compression)
+    config, columns = read_config(file.attrs["config"], str(file.filename)), leaf_datasets(file["trajectories"])
+    num_rows = max(dataset.chunks[0] for dataset in columns.values())
+    return Schema(attributes, config, num_rows, len(file["throughput/ranks"]))
 
 
 def _fill(source: CheckedFile, destination: FileWriter, tell: Tell) -> None:
@@ -122,8 +108,6 @@ def copy_prefix(
     ----------
     lost
         Envs whose running episodes end here, truncated and faulted, and the step that they did not reproduce.
-    values
-        Counts the wrong values.
     is_last
         No steps follow.  Otherwise chunks that are not full are left so that writing can go on; see `chunks`.
     """

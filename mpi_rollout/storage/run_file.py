@@ -18,10 +18,10 @@ from mpi_rollout.errors import StorageError
 from mpi_rollout.process.console import take_free_descriptors
 from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunks import FileWriter
-from mpi_rollout.storage.episodes import EpisodeTable
+from mpi_rollout.storage.episodes import EpisodeTable, make_table
 from mpi_rollout.storage.ownership import Lock, give_name, identity, make_locked, put_in_free_place, refusal
 from mpi_rollout.storage.recovery import copy_prefix, writing
-from mpi_rollout.storage.schema import INTERVALS_PER_CHUNK, LIMIT, Reports, Schema, rank_rows
+from mpi_rollout.storage.schema import INTERVALS_PER_CHUNK, LIMIT, Reports, Schema, is_recording, rank_rows
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import check_chunks
 
@@ -42,13 +42,8 @@ class Ending:
 class Prefix:
     """The first steps of a run that is continued or extended.
 
-    Parameters
-    ----------
-    source
-        The file that has them: the unfinished one, or the complete one.
-    lost
-        Envs whose running episodes cannot be continued, and the first step that is not what it was: they end here,
-        truncated and faulted.
+    `lost` are the envs whose running episodes cannot be continued, and the first step that is not what it was: they end
+    here, truncated and faulted.
     """
 
     num_steps: int
@@ -61,8 +56,6 @@ class RunFile:
 
     Parameters
     ----------
-    episodes
-        None if no trajectories are stored.
     replaces
         The `ownership.identity` of the complete file at `path` that the run extends.
 
@@ -74,13 +67,15 @@ class RunFile:
         The longest that a commit has taken.
     """
 
-    def __init__(self, path: str, schema: Schema, episodes: EpisodeTable | None, replaces: tuple[int, int] | None):
+    def __init__(self, path: str, schema: Schema, replaces: tuple[int, int] | None = None):
         self.path, self.part, self._replaces = path, path + ".part", replaces
-        self._schema, self._episodes = schema, episodes
+        self._schema, self.is_recording = schema, is_recording(schema.attributes)
+        has_trajectories = schema.config.trajectories
+        self._episodes = make_table(schema.config, schema.attributes) if has_trajectories else None
         self.lock: Lock | None = None
         self.num_committed = self._num_rows_seen = 0
         self.worst_commit_s = 0.0
-        self.values = ValueChecks(schema.attributes) if schema.named else None
+        self.values = ValueChecks(schema.attributes) if has_trajectories else None
         self._file: FileWriter
         self._notes: dict[str, list[np.ndarray]] = {}  # Rows of tables, for the next commit.
 
@@ -91,7 +86,7 @@ class RunFile:
 
     def go_on_from(self, prefix: Prefix) -> None:
         """Begin with what an earlier start has left.  A new file is made of it, called `.part` when it has all."""
-        new = self.part + ".new"
+        self.num_committed, new = prefix.num_steps, self.part + ".new"
         lock = self._make(new)
         with _whole_or_gone(new):
             self._episodes = self._copy(prefix)
@@ -172,7 +167,7 @@ class RunFile:
         tables = self._file.tables
         if self._episodes is not None:
             tables["episodes"].append(self._episodes.unfinished(self.num_committed))
-        if self.values is not None and ending.complete:  # Else the run may go on.
+        if self.values is not None and ending.complete:  # An incomplete run may go on.
             self.values.warn_of_silence()
         self._write_notes()
         tables["throughput/limit"].append(np.array(ending.limit, LIMIT))

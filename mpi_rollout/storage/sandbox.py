@@ -22,13 +22,15 @@ from types import FrameType
 from typing import IO, Any
 
 from mpi_rollout import errors
-from mpi_rollout.errors import DataError, Interrupted, RolloutError, as_flag
+from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError, as_flag
 from mpi_rollout.process.interrupts import STOP_SIGNALS, is_main_thread
 from mpi_rollout.process.launcher import end_with
+from mpi_rollout.text import first_line
 
-PATIENCE_S = 60.0  # Without a sign of life.  Each chunk, of about 1 MiB, gives one.
+PATIENCE_S = 60.0  # The longest time without a sign of life.  Each chunk, of about 1 MiB, gives one.
 LOOK_EVERY_S = 0.2
 TELL_EVERY_S = 0.2
+NUM_ROWS, FOLLOWING_S = 1000, 20.0  # Of `why_not_followed`.
 BLOCKED_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGUSR2)
 CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 # Interpreter, NumPy and HDF5 take 60 MB.  The rest is in proportion to the file.  The worst is `verify` of a file of
@@ -55,6 +57,38 @@ def in_sandbox(task: str, path: str, *arguments: object, patience_s: float = PAT
     """
     with _heeding() as asked, tempfile.TemporaryFile() as words, _started(task, path, *arguments, words=words) as child:
         return _answer_of(child, path, patience_s, asked, words)
+
+
+def why_not_followed(path: str) -> str:
+    """Write a new file as runs do; return why another process cannot read it meanwhile, "" if it can.
+
+    An error of HDF5 or of the system if the file cannot be written.
+    """
+    import h5py
+
+    with h5py.File(path, "x", libver="latest", locking=False) as file:
+        rows = file.create_dataset("rows", (0,), "i8", maxshape=(None,), chunks=(512,))
+        file.swmr_mode = True
+        rows.resize((NUM_ROWS,))
+        rows[:] = 1
+        file.flush()
+        try:  # In another process: this one would get the data from memory.
+            num_found = in_sandbox("mpi_rollout.storage.sandbox:num_rows_found", path, patience_s=FOLLOWING_S)
+        except RolloutError as error:
+            return str(error)
+    return "" if num_found == NUM_ROWS else f"it finds {num_found} of {NUM_ROWS} rows"
+
+
+def num_rows_found(tell: Callable[[str], None], path: str) -> int:
+    """Count the rows that a reader finds in the file of `why_not_followed`; StorageError if it cannot read it."""
+    import h5py
+
+    tell("reading its rows")
+    try:
+        with h5py.File(path, libver="latest", swmr=True, locking=False) as file:
+            return int(file["rows"][:].sum())
+    except (OSError, RuntimeError, KeyError) as error:
+        raise StorageError(first_line(error)) from error
 
 
 def _answer_of(
@@ -155,16 +189,13 @@ def _failure(path: str, doing: str, code: int, words: IO[bytes]) -> RolloutError
             f"{path}: the process that read it was killed (SIGKILL) while {doing}: by the system for want of memory, "
             "or by somebody; that says nothing about the file; try again, with more memory if it happens again"
         )
+    ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     words.seek(0)
     sys.stderr.write(words.read().decode(errors="replace"))
     return RolloutError(
-        f"{path}: reading it failed while {doing} ({_ending(code)}); that is an error of mpi_rollout or of its "
+        f"{path}: reading it failed while {doing} ({ending}); that is an error of mpi_rollout or of its "
         "installation, and says nothing about the file"
     )
-
-
-def _ending(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 def serve() -> None:
@@ -183,8 +214,8 @@ def serve() -> None:
         kept.append(error)
         answer = {"refused": error.shown(as_flag), "kind": type(error).__name__}
     except MemoryError:
-        answer = {"refused": f"{path}: reading it takes more memory than a file of its size can need; it is damaged"}
-        answer["kind"] = DataError.__name__
+        words = f"{path}: reading it takes more memory than a file of its size can need; it is damaged"
+        answer = {"refused": words, "kind": DataError.__name__}
     except Exception:
         traceback.print_exc()
         os._exit(1)
@@ -195,22 +226,19 @@ def serve() -> None:
 
 def limit_memory(path: str) -> None:
     """Limit the memory of this process to what a file of that size can make it need."""
-    try:
-        nbytes = MEMORY_NBYTES + MEMORY_PER_BYTE * os.path.getsize(path)
-    except OSError:
-        nbytes = MEMORY_NBYTES
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    nbytes = nbytes if most == resource.RLIM_INFINITY else min(nbytes, most)
-    resource.setrlimit(resource.RLIMIT_DATA, (nbytes, most))
+    _set_limit(MEMORY_NBYTES + MEMORY_PER_BYTE * (os.path.getsize(path) if os.path.exists(path) else 0))
 
 
 def allow_memory(nbytes: int) -> None:
     """Let this process have so many bytes more than one that reads an empty file, if it is limited at all."""
-    now, most = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = MEMORY_NBYTES + nbytes
-    wanted = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
-    if now != resource.RLIM_INFINITY and wanted > now:
-        resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
+    now, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if now != resource.RLIM_INFINITY and MEMORY_NBYTES + nbytes > now:
+        _set_limit(MEMORY_NBYTES + nbytes)
+
+
+def _set_limit(nbytes: int) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (nbytes if most == resource.RLIM_INFINITY else min(nbytes, most), most))
 
 
 def teller(signs: IO[str]) -> Callable[[str], None]:

@@ -1,4 +1,4 @@
-"""What is in a file: groups, datasets, attributes; and how much room it takes.
+"""What is in a file: groups, datasets, attributes; how it is made and checked, and how much room it takes.
 
 All objects are made before the first step: a file in SWMR mode takes no new objects or attributes afterwards.
 docs/reference/file-format.md has the same as tables.
@@ -6,8 +6,7 @@ docs/reference/file-format.md has the same as tables.
 
 import hashlib
 import json
-import os
-import shutil
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +15,13 @@ import h5py
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.columns import NEWEST, Rows, column_of
-from mpi_rollout.errors import StorageError
+from mpi_rollout.core.columns import NEWEST, Rows, column_of, stored_leaves
+from mpi_rollout.core.spaces import Leaf
+from mpi_rollout.errors import ContentError
 from mpi_rollout.process.clock import PHASES
-from mpi_rollout.process.host import ANYWAY, format_bytes, is_any_size
-from mpi_rollout.storage.codecs import filter_options, pays
-from mpi_rollout.storage.filters import GZIP_LEVEL
-from mpi_rollout.storage.values import ValueChecks
-from mpi_rollout.text import counted
+from mpi_rollout.storage.filters import GZIP_LEVEL, compression_of, filter_options, is_available, pays, why_missing
+from mpi_rollout.storage.untrusted import parsed
+from mpi_rollout.storage.values import ValueChecks, described_leaves
 
 FORMAT = "mpi_rollout"
 # Raise it when older versions would misread a file.  A new option needs no new version: a reader knows a file's options
@@ -31,9 +29,8 @@ FORMAT = "mpi_rollout"
 # 1: random actions were other ones for the same seed.  2: there was no list of chunks.
 LISTED_SINCE = 3
 FORMAT_VERSION = max(LISTED_SINCE, NEWEST)
-SPAN_NBYTES = 2**23  # Of all chunks that hold one step: HDF5's readers keep 8 MiB, before version 2.0 they kept 1 MiB.
+SPAN_NBYTES = 2**23  # All chunks that hold one step: HDF5's readers keep 8 MiB; before version 2.0 they kept 1 MiB.
 CHUNK_NBYTES = 2**16  # Smaller chunks take long to write and to find.
-TOLD_NBYTES = 100_000_000  # The user is told how large a larger file is.
 
 EPISODE = np.dtype(
     [
@@ -53,7 +50,7 @@ FAULT = np.dtype([("env_index", "i8"), ("step", "i8"), ("message", "S256")])
 # A reset by a trainer whose steps are recorded.  `step` is the first step after it, `seed` is -1 where it gave none.
 # `cut`: the episode was under way, and the row before says truncated for it though the env did not.
 RESET = np.dtype([("env_index", "i8"), ("step", "i8"), ("seed", "i8"), ("cut", "?"), ("options", "?")])
-LATER_ATTRIBUTES = ("digest", "finished", "recovered")  # Of the root group; the others are written first.
+LATER_ATTRIBUTES = ("digest", "finished", "recovered")  # Attributes of the root group; the others are written first.
 INTERVAL = np.dtype([("time", "f8"), ("env_steps", "i8"), ("env_steps_per_s", "f8")])
 INTERVALS_PER_CHUNK = 256
 Reports = Sequence[Mapping[str, Any]]  # What each rank says of itself at the end of a run.
@@ -70,7 +67,8 @@ COMMIT = np.dtype([("num_steps", "i8"), ("num_chunks", "i8"), ("digest", "u1", (
 LIST = "chunks", "commits"
 LIMIT = np.dtype([("rollout_env_steps_per_s", "f8"), ("limit_env_steps_per_s", "f8")])
 RANK = np.dtype([("rank", "i4"), ("host", "S64"), ("num_envs", "i4"), *((name, "f8") for name in PHASES)])
-TABLES = {  # What rows are appended to, the dtype, and the rows of a chunk.
+Contents = dict[str, tuple[np.dtype, tuple[int, ...]]]
+TABLES = {  # Tables to which rows are appended: the dtype, and the rows of a chunk.
     "episodes": (EPISODE, 1024),
     "faults": (FAULT, 64),
     "resets": (RESET, 256),
@@ -81,22 +79,12 @@ TABLES = {  # What rows are appended to, the dtype, and the rows of a chunk.
 
 @dataclass(frozen=True)
 class Schema:
-    """What is known about a file before its first step.
-
-    Parameters
-    ----------
-    attributes
-        Of the root group.
-    named
-        The block's arrays by their path below /trajectories; empty if no trajectories are stored.
-    compression
-        Of the trajectories: one of `config.COMPRESSIONS`.
-    """
+    """What is known about a file before its first step: the attributes of its root group, and the rows of a block."""
 
     attributes: Mapping[str, object]
-    named: dict[str, np.ndarray]
+    config: RolloutConfig
+    num_rows: int
     num_ranks: int
-    compression: str = "none"
 
     def create(self, path: str, swmr_mode: bool = True, is_locked: bool = False) -> h5py.File:
         """Make the file with all its objects, empty.
@@ -112,42 +100,95 @@ class Schema:
             file.attrs[name] = value
         file.attrs["digest"] = digest_of(file.attrs)
         file.attrs["finished"] = np.bytes_(b" " * 32)  # Room for the time, which is put in at the end.
-        if self.named:
-            self._create_trajectories(file)
-        for name in tables_of(self.attributes, bool(self.named)):
-            create_table(file, name, *TABLES[name])
-        self._create_throughput(file["throughput"])
-        _create_list(file)
+        # Numbers that change come before the links to datasets, in the first block of a group's header: see `torn`.
+        throughput = file.create_group("throughput").attrs
+        throughput["env_steps"], throughput["seconds"] = np.int64(0), np.float64(0)
+        if self.config.trajectories:
+            file.create_group("trajectories").attrs["num_steps"] = np.int64(0)
+        expected = expected_rows(self.attributes, self.config, FORMAT_VERSION)
+        for name, (dtype, shape) in expected.items():
+            if name not in LIST:
+                self._create_dataset(file, name, dtype, shape)
+        if self.config.trajectories:
+            ValueChecks(self.attributes).write(file["trajectories"])
+        for name, num_rows in zip(LIST, (256, 64), strict=True):
+            file.create_dataset(name, (0,), expected[name][0], maxshape=(None,), chunks=(num_rows,))
+        file["chunks"].attrs["datasets"] = json.dumps([name for name in leaf_datasets(file) if name not in LIST])
         if swmr_mode:
             file.swmr_mode = True
         return file
 
-    def _create_trajectories(self, file: h5py.File) -> None:
-        trajectories = file.create_group("trajectories")
-        trajectories.attrs["num_steps"] = np.int64(0)
-        for path, array in self.named.items():
-            row_shape = array.shape[1:]
-            options = {"maxshape": (None, *row_shape), "chunks": chunk_shape(array), "fletcher32": True}
-            if pays(self.compression, array.dtype, array.shape[2:]):
-                options |= filter_options(self.compression, array.dtype, GZIP_LEVEL)
-            trajectories.create_dataset(path, (0, *row_shape), array.dtype, **options)
-        ValueChecks(self.attributes).write(trajectories)
+    def _create_dataset(self, file: h5py.File, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+        if name == "throughput/ranks":
+            file.create_dataset(name, (self.num_ranks,), dtype, chunks=(self.num_ranks,), fletcher32=True)
+            return
+        options: dict[str, object] = {"maxshape": (None, *shape), "fletcher32": True}
+        if shape:
+            options["chunks"] = chunk_shape(self.num_rows, shape, dtype)
+            if pays(self.config.compression, dtype, shape[1:]):
+                options |= filter_options(self.config.compression, dtype, GZIP_LEVEL)
+        else:
+            options["chunks"] = (TABLES[name][1],)
+        file.create_dataset(name, (0, *shape), dtype, **options)
 
-    def _create_throughput(self, throughput: h5py.Group) -> None:
-        throughput.attrs["env_steps"] = np.int64(0)
-        throughput.attrs["seconds"] = np.float64(0)
-        throughput.create_dataset("ranks", (self.num_ranks,), RANK, chunks=(self.num_ranks,), fletcher32=True)
+
+def expected_rows(root: Mapping[str, object], config: RolloutConfig, version: int, has_list: bool = True) -> Contents:
+    """Return for every dataset the dtype and the shape of a row; `root` is the root group's attributes."""
+    expected: Contents = {}
+    if config.trajectories:
+        for name, leaf in expected_leaves(root, version).items():
+            expected[f"trajectories/{name}"] = leaf.dtype, (config.num_envs, *leaf.shape)
+    has = {"episodes": config.trajectories, "resets": is_recording(root)}
+    expected |= {name: (dtype, ()) for name, (dtype, _) in TABLES.items() if has.get(name, True)}
+    expected["throughput/ranks"] = RANK, ()
+    return expected | (dict(zip(LIST, ((CHUNK, ()), (COMMIT, ())), strict=True)) if has_list else {})
+
+
+def expected_leaves(root: Mapping[str, object], version: int) -> dict[str, Leaf]:
+    """Return the leaves of the columns below /trajectories, by their paths there, in a file of a format version."""
+    spaces = parsed(root, "spaces", dict)
+    names = ["observation", "action", *sorted({"extra", "info"} & spaces.keys())]
+    described = {name: tuple(leaf for leaf, *_ in described_leaves(spaces.get(name))) for name in names}
+    stored = stored_leaves(described, is_recording(root), version)
+    return {name: leaf for group in stored.values() for name, leaf in group.items()}
+
+
+def check_datasets(datasets: Mapping[str, h5py.Dataset], expected: Contents, compression: str) -> None:
+    """Check that these are the datasets of a file; ContentError if one is missing or another one."""
+    for name, (dtype, shape) in expected.items():
+        if name not in datasets:
+            raise ContentError(f"there is no {name}")
+        _check_dataset(name, datasets[name], dtype, shape)
+        _check_compression(name, datasets[name], compression if name.startswith("trajectories/") else "none")
+
+
+def _check_dataset(name: str, dataset: h5py.Dataset, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    got = dataset.dtype, (dataset.shape or ())[1:]
+    if got != (dtype, shape):
+        raise ContentError(f"{name} should be {dtype} {shape} a row, got {got[0]} {got[1]}")
+    if dataset.chunks is None or dataset.chunks[2:] != tuple(max(size, 1) for size in shape[1:]):
+        raise ContentError(f"{name} is not cut into chunks of whole rows")
+    if dataset.fletcher32 == (name in LIST):  # Others' readers have only those of HDF5.
+        raise ContentError(f"{name} has {'' if dataset.fletcher32 else 'no '}checksums")
+
+
+def _check_compression(name: str, dataset: h5py.Dataset, wanted: str) -> None:
+    """Refuse other filters than the configuration says: they would be called with what the file has."""
+    expected, got = wanted if pays(wanted, dataset.dtype, dataset.shape[2:]) else "none", compression_of(dataset)
+    if expected != got:
+        raise ContentError(f"{name} should have the compression {expected}, got {got}")
+    if not is_available(got):
+        raise ContentError(f"{name} is compressed: {why_missing(got)}")
+
+
+def libraries() -> dict[str, str]:
+    """Return the versions of h5py and HDF5."""
+    return {"h5py": h5py.__version__, "hdf5": h5py.version.hdf5_version}
 
 
 def is_recording(attributes: Mapping[str, object]) -> bool:
     """Tell from a root group's attributes whether a trainer took the steps of a file, not a run."""
     return "recorded_by" in attributes
-
-
-def tables_of(attributes: Mapping[str, object], has_trajectories: bool) -> list[str]:
-    """Return which of `TABLES` a file has."""
-    has = {"episodes": has_trajectories, "resets": is_recording(attributes)}
-    return [name for name in TABLES if has.get(name, True)]
 
 
 def fault_row(env_index: int, step: int, message: str) -> tuple[int, int, bytes]:
@@ -170,20 +211,6 @@ def digest_of(attributes: Mapping[str, object]) -> str:
     """Return the SHA-256 of the attributes written before the first step: HDF5 has no checksum for their texts."""
     texts = {name: str(value) for name, value in attributes.items() if name not in LATER_ATTRIBUTES}
     return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
-
-
-def create_table(file: h5py.File, name: str, dtype: np.dtype, rows_per_chunk: int, has_checksums: bool = True) -> None:
-    """Make an empty dataset of one axis, to which rows are appended."""
-    shape, most, chunks = (0,), (None,), (rows_per_chunk,)
-    file.create_dataset(name, shape, dtype, maxshape=most, chunks=chunks, fletcher32=has_checksums)
-
-
-def _create_list(file: h5py.File) -> None:
-    """Make the list of the chunks of all datasets that there are."""
-    names = list(leaf_datasets(file))
-    create_table(file, "chunks", CHUNK, 256, has_checksums=False)
-    file["chunks"].attrs["datasets"] = json.dumps(names)
-    create_table(file, "commits", COMMIT, 64, has_checksums=False)
 
 
 def leaf_datasets(group: h5py.Group) -> dict[str, h5py.Dataset]:
@@ -215,17 +242,17 @@ def next_digest(before: bytes, num_steps: int, rows: np.ndarray) -> bytes:
     return hashlib.sha256(before + num_steps.to_bytes(8, "little", signed=True) + rows.tobytes()).digest()
 
 
-def chunk_shape(array: np.ndarray) -> tuple[int, ...]:
-    """Choose chunks of some steps of a few envs; a block is a whole number of chunks.
+def chunk_shape(num_rows: int, row: tuple[int, ...], dtype: np.dtype) -> tuple[int, ...]:
+    """Choose chunks of some steps of a few envs; a block of `num_rows` rows of this shape is a whole number of chunks.
 
     A reader of one env's episode reads the other envs of its chunks too, so there should be few of them: one, for
     images.  A reader of step after step finds the chunks of all envs in HDF5's cache, unless one step is larger.
     """
-    num_rows, num_envs, *shape = array.shape
-    rows = 1
-    while 2 * rows <= num_rows and 2 * rows * array[0].nbytes <= SPAN_NBYTES:
+    (num_envs, *shape), rows = row, 1
+    nbytes = dtype.itemsize * math.prod(shape)  # Of a step of one env.
+    while 2 * rows <= num_rows and 2 * rows * num_envs * nbytes <= SPAN_NBYTES:
         rows *= 2
-    least = -(-CHUNK_NBYTES // max(rows * array[0, 0].nbytes, 1))
+    least = -(-CHUNK_NBYTES // max(rows * nbytes, 1))
     parts = max(num_envs // least, 1)
     return (rows, -(-num_envs // parts), *(max(size, 1) for size in shape))
 
@@ -236,34 +263,3 @@ def rows_per_block(row_nbytes: int, num_steps: int, block_nbytes: int = 2**24) -
     while 2 * rows * row_nbytes <= block_nbytes and rows < min(num_steps, 1024):
         rows *= 2
     return rows
-
-
-def check_free_space(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0) -> str:
-    """Refuse a file that its file system has no room for; return what to tell the user, "" for a small file.
-
-    The size of a compressed one is not known before: it is told, and not refused.
-
-    Parameters
-    ----------
-    row_nbytes
-        Of one step of all envs.
-    old_nbytes
-        Of the unfinished file that is continued, until the new one has all of it.
-
-    Raises
-    ------
-    StorageError
-        There is no room.
-    """
-    if not config.trajectories:
-        return ""
-    nbytes, is_compressed = row_nbytes * config.num_steps, config.compression != "none"
-    folder = os.path.dirname(config.path)
-    free = shutil.disk_usage(folder).free
-    data = f"{counted(config.num_envs, 'env')} x {counted(config.num_steps, 'step')}"
-    size = f"{data} take {'at most' if is_compressed else 'about'} {format_bytes(nbytes)} in {config.out}"
-    needed = max(nbytes - old_nbytes, min(old_nbytes, nbytes))
-    if needed > free and not is_compressed and not is_any_size():
-        ways_out = f"use fewer steps or envs, another --out, --compression gzip, {ANYWAY}"
-        raise StorageError(f"{size}, and {folder} has {format_bytes(free)} free; {ways_out}")
-    return f"{size} ({format_bytes(free)} free there)" if nbytes >= TOLD_NBYTES else ""

@@ -8,11 +8,15 @@ import json
 import os
 import stat
 from contextlib import suppress
+from shlex import quote
+from time import time
 
+from mpi_rollout.errors import UsageError
 from mpi_rollout.process.clock import utc_now
 
 BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-MOST_CHARS = 2**20  # Of a status; most have a few hundred.
+FRESH_S = 60.0  # An older status is not of a run that is under way on another host.
+MOST_CHARS = 2**20  # The length of a status at most; most have a few hundred.
 
 
 def status_path(out: str) -> str:
@@ -21,13 +25,7 @@ def status_path(out: str) -> str:
 
 
 class Status:
-    """The status of one output.  The root writes it again, in one piece, whenever something changes.
-
-    Attributes
-    ----------
-    is_first
-        There was no status before.
-    """
+    """The status of one output; `is_first` if there was none before.  The root writes it again, in one piece."""
 
     def __init__(self, out: str, num_steps: int):
         self._path = status_path(out)
@@ -44,7 +42,7 @@ class Status:
         text = json.dumps(self._values) + "\n"
         try:
             replace(self._path, text)
-        except OSError:  # On a full disk: the run itself says so.
+        except OSError:  # The disk is full: the run itself says so.
             overwrite(self._path, text)
 
     def remove(self) -> None:
@@ -110,3 +108,23 @@ def read_status(out: str) -> dict[str, object]:
             return values if isinstance(values, dict) else {}
     except (OSError, ValueError, RecursionError):
         return {}
+
+
+def refuse_running(path: str) -> None:
+    """Where there are no locks, believe what the status of an output says.
+
+    Refuse a run that is under way: its process lives on this host, or it has said so within a minute on another one.
+    """
+    status = read_status(path)
+    if status.get("state") != "running":
+        return
+    host, pid = status.get("host"), status.get("pid")
+    if host == os.uname().nodename:
+        is_alive = os.path.exists(f"/proc/{pid}")
+    else:
+        is_alive = time() - os.path.getmtime(status_path(path)) < FRESH_S
+    if is_alive:
+        raise UsageError(
+            f"{path}.part: another run is writing it, process {pid} on {host}; wait for its end or use another --out "
+            f"(if there is none, rm {quote(status_path(path))})"
+        )

@@ -17,12 +17,9 @@ from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.storage.checked_file import checked
-from mpi_rollout.storage.chunk_reader import ChunkReader, one_thread
+from mpi_rollout.storage.chunk_reader import ChunkReader, FileChunks, one_thread
 from mpi_rollout.storage.episodes import StoredResults, make_table, stored_results
-from mpi_rollout.storage.file_chunks import FileChunks
-from mpi_rollout.storage.schema import leaf_datasets
-from mpi_rollout.storage.structure import steadily
-from mpi_rollout.storage.untrusted import open_unmarked
+from mpi_rollout.storage.untrusted import open_unmarked, steadily
 from mpi_rollout.text import first_line
 
 ATTEMPTS = 3
@@ -40,10 +37,10 @@ def _close_all() -> None:
 class StoredRun:
     """A file, its attributes, and the rows of its columns that are committed.
 
+    DataError from the constructor if it is no file of a run, or has no trajectories, or is damaged.
+
     Attributes
     ----------
-    attributes
-        Of the root group.
     leaves
         The dtype and shape for one env of every column, by its path below /trajectories.
     num_steps
@@ -52,11 +49,6 @@ class StoredRun:
         The rows of /resets; None where a run took the steps.
     episodes
         The rows of /episodes of committed steps, also of those that the run's end has cut.
-
-    Raises
-    ------
-    DataError
-        From the constructor: it is no file of a run, or has no trajectories, or is damaged.
     """
 
     def __init__(self, path: str):
@@ -85,7 +77,7 @@ class StoredRun:
             self.attributes, self.config, self.is_complete = checks.root, checks.config, checks.is_complete
             self.is_sealed, self.num_steps = checks.is_sealed, checks.num_steps
             self.episodes, self.resets = checks.committed_episodes(), checks.resets()
-            datasets = leaf_datasets(checks.file["trajectories"])
+            datasets = checks.trajectories()
             self.leaves = {
                 name: Leaf(tuple(name.split("/")), dataset.dtype, dataset.shape[2:])
                 for name, dataset in datasets.items()
@@ -93,7 +85,7 @@ class StoredRun:
             self.chunks = {name: dataset.chunks for name, dataset in datasets.items()}
 
     def has(self, rows: np.ndarray) -> np.ndarray:
-        """Tell of episodes whether their steps are in the file."""
+        """Tell for each episode whether its steps are in the file."""
         is_inside = (rows["env_index"] >= 0) & (rows["env_index"] < self.config.num_envs) & (rows["start"] >= 0)
         return np.asarray(is_inside & (rows["length"] >= 0) & (rows["start"] + rows["length"] <= self.num_steps))
 
@@ -120,7 +112,7 @@ class StoredRun:
         return self._chunks.chunks(f"trajectories/{name}")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy in another process needs: it opens the file itself."""
+        """Return the state of a copy in another process, which opens the file itself."""
         return self.__dict__ | {"_file": None, "_stored": None, "path": os.path.abspath(self.path)}
 
     def close(self) -> None:
@@ -131,13 +123,13 @@ class StoredRun:
         self._file = None
 
     def num_rows(self, name: str) -> int:
-        """Return how many committed rows a column has: before the first step, none."""
+        """Return the number of committed rows of a column; 0 before the first step."""
         return self.num_steps + has_last_row(name) if self.num_steps else 0
 
     def read(self, name: str, rows: slice | np.ndarray, envs: slice, into: np.ndarray | None = None) -> np.ndarray:
-        """Read a range of a column's rows, or single rows in any order, of some envs; every chunk is checked.
+        """Read a range of a column's rows (into an array, if one is given), or single rows in any order, of some envs.
 
-        A range is laid into the first rows of an array, if one is given.
+        Every chunk is checked.
         """
         if isinstance(rows, slice):
             return self.attempt(lambda: self.stored(name).read(rows.start, rows.stop, envs, into), name)

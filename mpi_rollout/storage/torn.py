@@ -12,12 +12,16 @@ Layouts are those of the HDF5 File Format Specification, version 3.0: IV.A.1.b, 
 extensible arrays.
 """
 
+import io
 import os
 from collections.abc import Iterator
 from itertools import islice
 
-from mpi_rollout.storage.filters import lookup3
-
+SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # The start of a superblock of version 3, which all files of this program have.
+MARK = 11  # Where the superblock says whether somebody writes.
+END = slice(28, 36)
+CHECKSUM = slice(44, 48)
+SUPERBLOCK_NBYTES = 48
 CHECKSUM_NBYTES = 4
 ADDRESS_NBYTES = 8
 UNDEFINED = b"\xff" * ADDRESS_NBYTES
@@ -25,23 +29,52 @@ LARGEST_INDEX = 44  # Where the header of an extensible array has one more than 
 MOST_ROWS = 4096  # A write makes a number larger by so much at most.
 SIZES = range(16, 2**15)  # No block is larger: HDF5 divides what lists more than 1,024 chunks.
 MOST_NBYTES = 2**21  # Checksums of so many bytes take a second; somebody's file may ask for any number of them.
+WORD = 0xFFFFFFFF
 DATASPACE, ATTRIBUTE = 1, 12  # Types of messages in an object header.
+
+
+class Unmarked(io.FileIO):
+    """The bytes of a file, without the mark of its writer, and with its end where it is.
+
+    A file that its writer had in SWMR mode can otherwise be read only in that mode.  HDF5 then takes a wrong checksum
+    for one that is about to be written, and tries again for hours; without the mark, damage is an error at once.
+
+    A writer says last how far the file has grown; by then, what is committed may already lie beyond what it said.
+
+    OSError if the file has no superblock, or a damaged one, or is shorter than that says.
+    """
+
+    def __init__(self, path: str):
+        super().__init__(path)
+        head = os.pread(self.fileno(), SUPERBLOCK_NBYTES, 0)
+        if len(head) < SUPERBLOCK_NBYTES or not head.startswith(SIGNATURE):
+            raise OSError("file signature not found")
+        if lookup3(head[: CHECKSUM.start]) != head[CHECKSUM]:
+            raise OSError("the checksum of its superblock does not fit")
+        size, end = os.fstat(self.fileno()).st_size, int.from_bytes(head[END], "little")
+        if size < end:
+            raise OSError(f"truncated file: it has {size} bytes of {end}")
+        self._is_marked = head[MARK] != 0
+        head = head[:MARK] + b"\0" + head[MARK + 1 : END.start] + size.to_bytes(8, "little") + head[END.stop : -4]
+        self._head = head + lookup3(head)
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # Buffer is a type since Python 3.12.
+        """Read as any file, but the superblock as it is here, and what a torn write overwrote as it was before."""
+        place = self.tell()
+        num_read = super().readinto(buffer)
+        block = memoryview(buffer).cast("B")[:num_read]
+        part = self._head[place : place + num_read]
+        if place >= SUPERBLOCK_NBYTES and self._is_marked:
+            part = mended(block, self.fileno())
+        block[: len(part)] = part
+        return num_read
 
 
 def mended(read: memoryview, fd: int) -> bytes:
     """Return the block of metadata that some bytes begin with as it was before its last write, if that was torn.
 
-    Parameters
-    ----------
-    read
-        What was read; behind an object header may be something else.
-    fd
-        The file, where the header of an extensible array is read.
-
-    Returns
-    -------
-    bytes
-        Nothing if no block begins here, if its checksum fits, or if no change that is taken back makes it fit.
+    Behind an object header may be something else.  The header of an extensible array is read from the file `fd`.
+    Return nothing if no block begins here, if its checksum fits, or if no change that is taken back makes it fit.
     """
     if bytes(read[:4]) not in (b"OHDR", b"EAHD", b"EAIB", b"EADB") or len(read) not in SIZES:
         return b""
@@ -107,3 +140,35 @@ def _numbers(header: bytes) -> Iterator[int]:
         elif header[place] == ATTRIBUTE and size >= 8:
             yield place + head_nbytes + size - 8
         place += head_nbytes + size
+
+
+def lookup3(data: bytes) -> bytes:
+    """Return HDF5's checksum of metadata: Bob Jenkins' lookup3, `H5_checksum_lookup3` of H5checksum.c."""
+    a = b = c = (0xDEADBEEF + len(data)) & WORD
+    data += bytes(-len(data) % 12)
+    for start in range(0, len(data), 12):
+        a, b, c = (
+            (value + int.from_bytes(data[start + at : start + at + 4], "little")) & WORD
+            for value, at in ((a, 0), (b, 4), (c, 8))
+        )
+        a, b, c = _final(a, b, c) if start + 12 == len(data) else _mix(a, b, c)
+    return c.to_bytes(4, "little")
+
+
+def _mix(a: int, b: int, c: int) -> tuple[int, int, int]:
+    for bits in (4, 6, 8, 16, 19, 4):  # The three words change places each time.
+        a = ((a - c) & WORD) ^ _rotated(c, bits)
+        c = (c + b) & WORD
+        a, b, c = b, c, a
+    return a, b, c
+
+
+def _final(a: int, b: int, c: int) -> tuple[int, int, int]:
+    for bits in (14, 11, 25, 16, 4, 14, 24):
+        c = ((c ^ b) - _rotated(b, bits)) & WORD
+        a, b, c = b, c, a
+    return c, a, b  # Seven turns are one too many.
+
+
+def _rotated(word: int, bits: int) -> int:
+    return (word << bits | word >> (32 - bits)) & WORD

@@ -4,70 +4,29 @@ Nothing here knows what a file should hold.  Damaged bytes have any value: an er
 read is the file's, any other one is a mistake of ours.
 """
 
-import io
 import json
 import os
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias, TypeVar
 
 import h5py
 import numpy as np
 
 from mpi_rollout.errors import ContentError, DataError, RolloutError
-from mpi_rollout.storage.codecs import MOST_SMALLER, compression_of, register_for
-from mpi_rollout.storage.filters import lookup3
+from mpi_rollout.storage.filters import MOST_SMALLER, compression_of, register_for
 from mpi_rollout.storage.ownership import why_no_file
-from mpi_rollout.storage.torn import mended
+from mpi_rollout.storage.torn import SIGNATURE, Unmarked
 from mpi_rollout.text import first_line
 
-SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # Of a superblock of version 3, which all files of this program have.
-MARK = 11  # Where the superblock says whether somebody writes.
-END = slice(28, 36)
-CHECKSUM = slice(44, 48)
-SUPERBLOCK_NBYTES = 48
 MOST_ATTRIBUTES = 64  # Reading one takes a millisecond.
 ROOM_NBYTES = 2**26  # A dataset may be longer than the file by so much: its writer extends it before it writes rows.
-OpenFile: TypeAlias = h5py.File  # Of a file that was verified: attributes, and arrays by their paths.
+OpenFile: TypeAlias = h5py.File  # A file that was verified: attributes, and arrays by their paths.
 Tell = Callable[[str], None]  # Takes what is being read, in a process that somebody watches.
+ATTEMPTS = 3  # To read a file that a run is writing.
+Content = TypeVar("Content")
 Parsed = TypeVar("Parsed", dict[str, Any], list[Any])
-
-
-class Unmarked(io.FileIO):
-    """The bytes of a file, without the mark of its writer, and with its end where it is.
-
-    A file that its writer had in SWMR mode can otherwise be read only in that mode.  HDF5 then takes a wrong checksum
-    for one that is about to be written, and tries again for hours; without the mark, damage is an error at once.
-
-    A writer says last how far the file has grown; by then, what is committed may already lie beyond what it said.
-
-    OSError if the file has no superblock, or a damaged one, or is shorter than that says.
-    """
-
-    def __init__(self, path: str):
-        super().__init__(path)
-        head = os.pread(self.fileno(), SUPERBLOCK_NBYTES, 0)
-        if len(head) < SUPERBLOCK_NBYTES or not head.startswith(SIGNATURE):
-            raise OSError("file signature not found")
-        if lookup3(head[: CHECKSUM.start]) != head[CHECKSUM]:
-            raise OSError("the checksum of its superblock does not fit")
-        size, end = os.fstat(self.fileno()).st_size, int.from_bytes(head[END], "little")
-        if size < end:
-            raise OSError(f"truncated file: it has {size} bytes of {end}")
-        self._is_marked = head[MARK] != 0
-        head = head[:MARK] + b"\0" + head[MARK + 1 : END.start] + size.to_bytes(8, "little") + head[END.stop : -4]
-        self._head = head + lookup3(head)
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # Buffer is a type since Python 3.12.
-        """Read as any file, but the superblock as it is here, and what a torn write overwrote as it was before."""
-        place = self.tell()
-        num_read = super().readinto(buffer)
-        block = memoryview(buffer).cast("B")[:num_read]
-        part = self._head[place : place + num_read]
-        if place >= SUPERBLOCK_NBYTES and self._is_marked:
-            part = mended(block, self.fileno())
-        block[: len(part)] = part
-        return num_read
 
 
 def open_unmarked(path: str) -> OpenFile:
@@ -100,7 +59,6 @@ def reading(path: str, tell: Tell) -> Iterator[tuple[h5py.File, Tell]]:
     try:
         with open_unmarked(path) as file:
             note("its root group")
-            attributes_of(file)
             yield file, note
     except Exception as error:
         if refusal := _refusal_of(error, path, doing):
@@ -108,8 +66,28 @@ def reading(path: str, tell: Tell) -> Iterator[tuple[h5py.File, Tell]]:
         raise
 
 
+def steadily(path: str, read: Callable[[], Content]) -> Content:
+    """Read a file; read it again if that raised DataError, and a run has written the file meanwhile."""
+    for _ in range(ATTEMPTS - 1):
+        before = _state(path)
+        try:
+            return read()
+        except DataError:
+            if _state(path) == before:
+                raise
+        time.sleep(0.5)
+    return read()
+
+
+def _state(path: str) -> tuple[int, int] | None:
+    with suppress(OSError):
+        status = os.stat(path)
+        return status.st_size, status.st_mtime_ns
+    return None
+
+
 def _refusal_of(error: Exception, path: str, doing: str) -> DataError | None:
-    """Return what to raise for an error of the file; None if it is a mistake of ours, or says all already."""
+    """Return the exception to raise for an error of the file; None if it is a mistake of ours, or says all already."""
     if isinstance(error, ContentError):
         return DataError(f"{path}: {error}")
     if isinstance(error, RolloutError) or not is_of_reading(error):
@@ -128,16 +106,13 @@ def is_of_reading(error: Exception) -> bool:
     return isinstance(error, OSError) or "h5py" in modules
 
 
-def check_objects(file: h5py.File, tell: Tell, names: Collection[str]) -> None:
-    """Look at all links, objects, attributes; ContentError for what has none of these names, or is not in this file.
+def checked_objects(file: h5py.File, tell: Tell, names: Collection[str]) -> dict[str, h5py.Dataset]:
+    """Return all datasets by their paths, after a look at all links, objects and attributes.
 
-    Parameters
-    ----------
-    names
-        The paths of the datasets that the file may have; groups are those that these are in.
+    ContentError for what is not in this file, or neither a dataset with one of these names nor a group that has one.
     """
     known = {"/".join(parts[:end]) for parts in (name.split("/") for name in names) for end in range(1, len(parts) + 1)}
-    seen, waiting = {_address(file)}, [("", file)]
+    seen, waiting, datasets = {_address(file)}, [("", file)], {}
     while waiting:
         place, group = waiting.pop()
         tell(f"the list of objects in {place or '/'}")
@@ -153,6 +128,9 @@ def check_objects(file: h5py.File, tell: Tell, names: Collection[str]) -> None:
             seen.add(_address(item))
             if isinstance(item, h5py.Group):
                 waiting.append((path, item))
+            else:
+                datasets[path[1:]] = item
+    return dict(sorted(datasets.items()))
 
 
 def _address(item: h5py.HLObject) -> int:
@@ -222,7 +200,7 @@ def count(attributes: Mapping[str, object], name: str) -> int:
 
 
 def parsed(attributes: Mapping[str, object], name: str, kind: type[Parsed]) -> Parsed:
-    """Return what an attribute has in JSON, a `dict` or a `list`; raise ContentError if it is something else."""
+    """Parse an attribute in JSON, a `dict` or a `list`; ContentError if it is something else."""
     try:
         value = json.loads(text(attributes, name))
     except (ValueError, RecursionError):
@@ -240,31 +218,14 @@ def _shown(attributes: Mapping[str, object], name: str) -> str:
     return f"is {value.item() if isinstance(value, np.generic) else value!r:.80}".replace("\n", " ")
 
 
-def object_of(file: h5py.File, name: str, kind: type) -> h5py.HLObject:
-    """Return the `h5py.Group` or `h5py.Dataset` of a path; raise ContentError if there is none."""
-    if name not in file:
-        raise ContentError(f"there is no {name}")
-    item = file[name]
-    if not isinstance(item, kind):
-        raise ContentError(f"{name} should be a {kind.__name__.lower()}")
-    return item
-
-
-def table_of(file: h5py.File, name: str, dtype: np.dtype) -> np.ndarray:
-    """Read all rows of a dataset with one axis and these columns; raise ContentError if it has others."""
-    dataset = object_of(file, name, h5py.Dataset)
-    if dataset.dtype != dtype or dataset.ndim != 1:
-        columns = ", ".join(dtype.names or ())
-        raise ContentError(f"{name} should be a table of {columns}; got {dataset.dtype} of shape {dataset.shape}")
-    check_room(file, name, dataset, len(dataset))
-    return np.asarray(dataset[...])
+def table_of(file: h5py.File, name: str) -> np.ndarray:
+    """Read all rows of a table; ContentError if it claims more of them than the file has."""
+    check_room(file, name, file[name], len(file[name]))
+    return np.asarray(file[name][...])
 
 
 def check_room(file: h5py.File, name: str, dataset: h5py.Dataset, num_rows: int, room: int = ROOM_NBYTES) -> None:
-    """Refuse a dataset that claims more bytes in its first rows than its file has.
-
-    They cannot be there, however well they may be compressed.
-    """
+    """Refuse a dataset that claims more bytes in its first rows than its file has, however well they are compressed."""
     row_nbytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=object))
     nbytes, has_nbytes = num_rows * row_nbytes, file.id.get_filesize()
     if nbytes > (has_nbytes + room) * MOST_SMALLER.get(compression_of(dataset), 1):

@@ -55,12 +55,7 @@ def _not_storable(name: str, what: str, way_out: str) -> UsageError:
 
 
 class ValueCheck:
-    """Counts the wrong values of one dataset below /trajectories.
-
-    Parameters
-    ----------
-    noun
-        What messages call one of its values.
+    """Counts the wrong values of one dataset below /trajectories; messages call one of its values `noun`.
 
     Attributes
     ----------
@@ -73,12 +68,7 @@ class ValueCheck:
         self.counts: dict[str, tuple[int, int, int]] = dict.fromkeys(bounds.kinds, NONE_WRONG)
 
     def append(self, array: np.ndarray, first_row: int, stop: int) -> list[str]:
-        """Count in those of an array's first `stop` rows that were not there before; see `ChunkWriter.append`.
-
-        Returns
-        -------
-        A warning for each kind that is new.
-        """
+        """Count in the new ones of an array's first `stop` rows, see `ChunkWriter.append`; warn of each new kind."""
         start = max(self._num_rows - first_row, 0)
         if stop <= start:
             return []
@@ -86,7 +76,7 @@ class ValueCheck:
         return self.add(array[start:stop], first_row + start)
 
     def add(self, values: np.ndarray, first_row: int, first_env: int = 0) -> list[str]:
-        """Count in values of shape (rows, envs, ...); return a warning for each kind that is new."""
+        """Count in values of shape (rows, envs, ...); warn of each new kind."""
         if self._bounds.hold(values):
             return []
         warnings = []
@@ -176,7 +166,7 @@ class ValueChecks:
 
 
 def wrong_in(name: str, attributes: Mapping[str, object]) -> list[dict[str, str | int]]:
-    """Return what a dataset's attributes say of its wrong values, as `ValueChecks.wrong`; ContentError if damaged."""
+    """Read a dataset's wrong values from its attributes, as `ValueChecks.wrong`; ContentError if damaged."""
     wrong = []
     for kind in OPTIONS:
         value = attributes.get(kind, np.array(NONE_WRONG))

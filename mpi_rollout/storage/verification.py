@@ -1,18 +1,16 @@
 """Whether a file is what it says: every chunk of it is read, every statement that follows from others is checked."""
 
-import zlib
 from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
 
+from mpi_rollout.errors import ContentError
 from mpi_rollout.storage.checked_file import CheckedFile, checked
-from mpi_rollout.storage.chunk_reader import ChunkReader
 from mpi_rollout.storage.episodes import make_table, stored_results
 from mpi_rollout.storage.schema import EPISODE, RESET, is_recording
-from mpi_rollout.storage.structure import steadily
-from mpi_rollout.storage.untrusted import Tell, attributes_of, text
-from mpi_rollout.storage.values import ValueCheck, ValueChecks
+from mpi_rollout.storage.untrusted import Tell, attributes_of, steadily, text
+from mpi_rollout.storage.values import ValueChecks
 
 NUM_NAMED = 3  # Damaged chunks that a message names.
 
@@ -70,7 +68,7 @@ class Verification:
         )
         named = list(islice(problems, NUM_NAMED + 1))
         if named:
-            self._file.refuse("; ".join(named[:NUM_NAMED]) + ("; and more" if len(named) > NUM_NAMED else ""))
+            raise ContentError("; ".join(named[:NUM_NAMED]) + ("; and more" if len(named) > NUM_NAMED else ""))
 
     def _problems_of(self, name: str, num_rows: int) -> Iterator[str]:
         """Yield what is wrong with the chunks of a dataset's first rows."""
@@ -82,15 +80,9 @@ class Verification:
             if problem := chunks.problem(place, num_rows):
                 yield problem
             elif check is not None:
-                yield from self._count_values(chunks, *chunks.place(place), num_rows, check)
+                (row, env), num_envs = chunks.place(place), self._file.config.num_envs
+                check.add(chunks.values(place)[: num_rows - row, : num_envs - env], row, env)
         self.num_chunks, self.nbytes = self.num_chunks + chunks.num_chunks, self.nbytes + chunks.nbytes
-
-    def _count_values(self, chunks: ChunkReader, row: int, env: int, num_rows: int, check: ValueCheck) -> Iterator[str]:
-        """Count the wrong values in the chunk that was read last; yield what is wrong with the chunk itself."""
-        try:
-            check.add(chunks.values()[: num_rows - row, : self._file.config.num_envs - env], row, env)
-        except zlib.error as error:
-            yield f"{chunks.name}, rows from {row:,} on: it cannot be decompressed: {error}"
 
     def values(self) -> None:
         """Check that the attributes that count wrong values say what follows from the values."""
@@ -101,7 +93,7 @@ class Verification:
             for kind, follows in check.counts.items():
                 got = attributes.get(kind)
                 if not np.array_equal(np.asarray(got), follows):
-                    self._file.refuse(
+                    raise ContentError(
                         f"trajectories/{name}: its attribute {kind} is {got}, from its values follows {follows}"
                     )
 
@@ -126,12 +118,12 @@ class Verification:
         least = num_expected + len(unfinished) * self._file.is_sealed
         num_expected += len(unfinished)
         if not least <= len(rows) <= num_expected:
-            self._file.refuse(f"episodes has {len(rows):,} rows, from rewards and ends follow {num_expected:,}")
+            raise ContentError(f"episodes has {len(rows):,} rows, from rewards and ends follow {num_expected:,}")
         if problem:
-            self._file.refuse(problem)
+            raise ContentError(problem)
         if len(cuts):
             env, step = cuts[0]["env_index"], cuts[0]["step"]
-            self._file.refuse(
+            raise ContentError(
                 f"resets says that the episode of env {env} was cut before step {step:,}; it is not truncated"
             )
         return len(rows)

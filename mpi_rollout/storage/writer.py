@@ -17,11 +17,9 @@ import numpy as np
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import RolloutError, StorageError
-from mpi_rollout.storage.episodes import EpisodeTable, make_table
 from mpi_rollout.storage.ownership import free_space
-from mpi_rollout.storage.probe import libraries
 from mpi_rollout.storage.run_file import Ending, Prefix, RunFile
-from mpi_rollout.storage.schema import FAULT, INTERVAL, Schema, fault_row, is_recording
+from mpi_rollout.storage.schema import FAULT, INTERVAL, Schema, fault_row, libraries
 from mpi_rollout.text import counted, system_words
 
 # What has ended a writer.  Its stack holds HDF5's objects.  If Python freed them before the process ends, they would
@@ -34,45 +32,25 @@ Answer = TypeVar("Answer")
 
 
 class Writer:
-    """Writes blocks to `<path>.part`; the name `path` appears when the file is complete and checked.
+    """Fills a file in a thread of its own.  StorageError from any method, when the thread could not write.
 
     Parameters
     ----------
     blocks
         To go round; the first row of each is a multiple of its length.
-    episodes
-        None if no trajectories are stored.
     prefix
         What another file has already of the run, if it is continued or extended.
-    replaces
-        The `ownership.identity` of the complete file at `path` that the run extends.
 
     Attributes
     ----------
     num_waits
         How often the collector has waited for a free block.
-
-    Raises
-    ------
-    UsageError
-        From the constructor, when another run writes there.
-    StorageError
-        From any method, when the thread could not write.
     """
 
-    def __init__(
-        self,
-        path: str,
-        schema: Schema,
-        blocks: list[Block],
-        episodes: EpisodeTable | None,
-        prefix: Prefix | None = None,
-        replaces: tuple[int, int] | None = None,
-    ):
-        self._file = RunFile(path, schema, episodes, replaces)
-        self.part, self.values = self._file.part, self._file.values
+    def __init__(self, file: RunFile, blocks: list[Block], prefix: Prefix | None = None):
+        self._file, self.part, self.values = file, file.part, file.values
         self.num_rows = blocks[0].num_rows if blocks else 0
-        self.num_waits, self._is_recording = 0, is_recording(schema.attributes)
+        self.num_waits = 0
         self._error: Exception | None = None
         self._work: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._free: queue.SimpleQueue[Block] = queue.SimpleQueue()
@@ -80,11 +58,7 @@ class Writer:
             self._free.put(block)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
-        if prefix is None:
-            self._ask(self._file.create)
-        else:
-            self._file.num_committed = prefix.num_steps
-            self._ask(lambda: self._file.go_on_from(prefix))
+        self._ask(file.create if prefix is None else lambda: file.go_on_from(prefix))
 
     @property
     def num_committed(self) -> int:
@@ -172,7 +146,7 @@ class Writer:
         way_out = ""
         if self.num_committed:
             recover = f"`python -m mpi_rollout recover {quote(self.part)}` makes a file of them"
-            way_out = f"; {recover if self._is_recording else 'make room, then the same command continues'}"
+            way_out = f"; {recover if self._file.is_recording else 'make room, then the same command continues'}"
         raise StorageError(
             f"cannot write {self.part}: {system_words(self._error)} ({free_space(self.part)}); its first "
             f"{counted(self.num_committed, 'step')} {'is' if self.num_committed == 1 else 'are'} "
@@ -200,9 +174,10 @@ def open_writer(
     prefix: Prefix | None = None,
     replaces: tuple[int, int] | None = None,
 ) -> Writer:
-    """Make the file of a run and the thread that writes it; see `Writer`.  StorageError if it cannot be made."""
+    """Make the file of a run, and the thread that writes it.
+
+    StorageError if it cannot be made, UsageError if another run writes there.
+    """
     attributes = {**attributes, "versions": json.dumps(versions() | libraries())}
-    schema = Schema(attributes, blocks[0].named if config.trajectories else {}, num_ranks, config.compression)
-    if not config.trajectories:
-        return Writer(config.path, schema, [], None)
-    return Writer(config.path, schema, blocks, make_table(config, attributes), prefix, replaces)
+    schema = Schema(attributes, config, blocks[0].num_rows if blocks else 0, num_ranks)
+    return Writer(RunFile(config.path, schema, replaces), blocks if config.trajectories else [], prefix)

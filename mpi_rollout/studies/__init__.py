@@ -4,8 +4,8 @@ A study is points, each measured several times by jobs of their own: a sample ea
 in one file.  Only the command line imports this package.
 
 commands  the command lines of all of them       study_file  the file that holds a study with its samples
-jobs      options, order, commands of jobs       runner      job after job, from where it was stopped
-machine   facts of it, and a folder for jobs     scaling     strong and weak scaling, as a whole or in parts
-study     what is asked, and what a job gave     report, picture  how it is shown, from `figures` and `statistics`
+jobs      options, order, commands of jobs       scaling     job after job, as a whole or in parts
+machine   facts of it, and a folder for jobs     figures     from samples to figures, by `statistics`
+study     what is asked, and what a job gave     report, picture  how they are shown
 tune, compare   other questions, asked in the same way
 """

@@ -54,7 +54,7 @@ def add_scaling(commands: Commands) -> None:
     _add_kind(kinds, "weak", "--envs-per-rank", "on each rank")
     gather = kinds.add_parser("gather", help="put together a study that was done with --only; show the results")
     gather.add_argument("out", metavar="FILE", type=path, help="file of the study; its parts are in FILE.parts")
-    gather.set_defaults(command=gather_command)
+    gather.set_defaults(command=_gather_command)
 
 
 def _add_kind(kinds: Commands, kind: str, size: str, where: str) -> None:
@@ -76,11 +76,10 @@ def _add_kind(kinds: Commands, kind: str, size: str, where: str) -> None:
     add("--json", action="store_true", help="with --dry-run: print what is left as one line of JSON")
     add("--redo-failed", action="store_true", help="do failed jobs again; by default they stay failed")
     add_run_options(parser, SCALING_OPTIONS)
-    parser.set_defaults(command=scaling_command, kind=kind)
+    parser.set_defaults(command=_scaling_command, kind=kind)
 
 
-def scaling_command(options: argparse.Namespace) -> int:
-    """Measure a study."""
+def _scaling_command(options: argparse.Namespace) -> int:
     from mpi_rollout.studies.scaling import Task, measure, show_plan
     from mpi_rollout.studies.study import Study, scaling_points
 
@@ -95,8 +94,7 @@ def scaling_command(options: argparse.Namespace) -> int:
     return measure(task)
 
 
-def gather_command(options: argparse.Namespace) -> int:
-    """Put the parts of a study together."""
+def _gather_command(options: argparse.Namespace) -> int:
     from mpi_rollout.studies.scaling import gather
 
     return gather(options.out)
@@ -111,11 +109,10 @@ def add_tune(commands: Commands) -> None:
     parser.add_argument("--trial-s", type=float, default=3.0, help="seconds of steps in a job (default: 3)")
     _add_job_options(parser, 300.0)
     add_run_options(parser, TUNE_OPTIONS)
-    parser.set_defaults(command=tune_command)
+    parser.set_defaults(command=_tune_command)
 
 
-def tune_command(options: argparse.Namespace) -> int:
-    """Tune."""
+def _tune_command(options: argparse.Namespace) -> int:
     from mpi_rollout.studies.tune import tune
 
     run = {name: getattr(options, name) for name in TUNE_OPTIONS}
@@ -135,11 +132,10 @@ def add_compare(commands: Commands) -> None:
     add("--json", action="store_true", help="print machine and all samples as one line of JSON")
     _add_job_options(parser, 120.0)
     add_run_options(parser, (*ENV_OPTIONS, "num_envs"))
-    parser.set_defaults(command=compare_command)
+    parser.set_defaults(command=_compare_command)
 
 
-def compare_command(options: argparse.Namespace) -> int:
-    """Compare."""
+def _compare_command(options: argparse.Namespace) -> int:
     from mpi_rollout.studies.compare.comparison import compare
 
     env = {name: getattr(options, name) for name in ENV_OPTIONS}

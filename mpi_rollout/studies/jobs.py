@@ -53,7 +53,9 @@ class JobOptions:
         "command that starts the ranks, up to -n, such as 'srun --mpi=pmix'; by default this Python's mpirun",
         metavar="COMMAND",
     )
-    timeout_s: float = option(600.0, "seconds that a job, or a turn, may take", metavar="S", is_time=True)
+    timeout_s: float = option(
+        600.0, "seconds that a job (of `compare`: a turn) may take; a longer one fails", metavar="S", is_time=True
+    )
     dry_run: bool = option(False, "print what would be started, start nothing")
 
     def __post_init__(self) -> None:
@@ -217,7 +219,7 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def _summary(code: int, printed: str, errors: str) -> Summary:
-    """Return what a job printed that has ended; JobFailed if it failed, Interrupted if somebody stopped the job."""
+    """Read the summary that a job printed; JobFailed if the job failed, Interrupted if somebody stopped it."""
     if code == Interrupted.exit_code:
         raise Interrupted(f"the study was stopped with its job{tail(errors)}")
     if code:
@@ -232,7 +234,7 @@ def _summary(code: int, printed: str, errors: str) -> Summary:
 
 
 def tail(printed: str) -> str:
-    """Return what a job said last: its own messages, or else the launcher's, after the error that a traceback names.
+    """Return the last words of a job: its own messages, or else the launcher's, after the error that a traceback names.
 
     Reports show only the first line.  So lines that only draw frames are left out.
     """

@@ -29,7 +29,7 @@ def machine_facts() -> Facts:
     """
     found = versions()
     with suppress(importlib.metadata.PackageNotFoundError):
-        found |= {"mpi4py": importlib.metadata.version("mpi4py")}  # To import it would start MPI.
+        found |= {"mpi4py": importlib.metadata.version("mpi4py")}  # An import of it would start MPI.
     return {
         "cpu_model": cpu_model(),
         "num_cores": num_cores_of_host() if "SLURM_JOB_ID" in os.environ else num_usable_cores(),

@@ -54,7 +54,7 @@ def plot_study(path: str) -> list[str]:
 
 
 def _words(file: StudyFile, several: list[Analysis]) -> list[str]:
-    """Return what was measured, then the fine print."""
+    """Say what was measured, then the fine print."""
     subject, _, place = title(file).partition(", ")
     text = [subject[0].upper() + subject[1:], place]
     if (base := several[0].base) is not None:
@@ -119,7 +119,7 @@ def _plot_measured(axes: "Axes", points: list[PointFigures], name: str) -> None:
         intervals = [getattr(point, name) for point in some]
         medians = [interval.median for interval in intervals]
         coverage = min(interval.coverage for interval in intervals)
-        spread = f"{100 * coverage:.0f} % interval" if coverage else "range"  # Of two samples it is worth nothing.
+        spread = f"{100 * coverage:.0f} % interval" if coverage else "range"  # Two samples have no interval.
         label = "more ranks than cores" if is_open else f"median, {spread}"
         look: style.Look = {"fmt": "o", "color": style.BLUE, "capsize": 3, "markersize": 5}
         look["markerfacecolor"] = "w" if is_open else style.BLUE

@@ -9,7 +9,7 @@ from mpi_rollout.studies.statistics import Fit, NoFit
 from mpi_rollout.studies.study_file import StudyFile
 from mpi_rollout.text import counted
 
-QUIET = 0.9  # Of a core: ranks spin while they wait, so on a quiet machine they have all of it.
+QUIET = 0.9  # A share of a core: ranks spin while they wait, so on a quiet machine they have all of it.
 CAUSES = {
     "env": "env steps that take longer than in the base case",
     "idle": "waiting for the slowest rank before each exchange",

@@ -42,7 +42,7 @@ def median_of(values: Iterable[float]) -> float:
 
 
 def reaches(intervals: Sequence[Interval]) -> list[list[float]]:
-    """Return how far intervals reach below and above their medians, as error bars are given."""
+    """Return the lengths of intervals below and above their medians, as error bars are given."""
     return [[rate.median - rate.low for rate in intervals], [rate.high - rate.median for rate in intervals]]
 
 
@@ -58,7 +58,7 @@ def median_interval(samples: Sequence[float] | np.ndarray, confidence: float = 0
     if not len(samples):
         raise ValueError("no samples")
     ordered, num = np.sort(np.asarray(samples, float)), len(samples)
-    below = bdtr(np.arange((num + 1) // 2), num, 0.5)  # That so many samples or fewer are below the true median.
+    below = bdtr(np.arange((num + 1) // 2), num, 0.5)  # P(at most k samples are below the median).
     coverages = np.maximum(0.0, np.round(1 - 2 * below, 15))
     place = max(0, int(np.count_nonzero(coverages >= confidence)) - 1)
     low, high = float(ordered[place]), float(ordered[-1 - place])

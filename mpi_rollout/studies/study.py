@@ -133,7 +133,7 @@ _REPORTED = (
 
 
 def sample_of(point: Point, started: str, num_cores: int, outcome: Summary) -> Sample:
-    """Return what a job gave whose run printed `outcome`; a host has `num_cores`, unless the ranks report fewer."""
+    """Make a sample from the summary `outcome` of a job; a host has `num_cores`, unless the ranks report fewer."""
     ranks, shares = outcome["ranks"], dict(outcome["losses"])
     if not outcome["in_lockstep"]:  # See `RunFigures.losses`.
         exchange = sum(shares[name] for name in ("send", "gather", "other"))

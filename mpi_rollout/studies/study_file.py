@@ -60,12 +60,10 @@ class StudyFile:
             # A study that was begun before there was an option has its default.
             before = self.study.run.get(name, getattr(RolloutConfig, name, None))
             differing += [difference(name, before, value, str)] * (before != value)
-        facts = [(name, self.facts.get(name), value) for name, value in now.facts.items()]
-        words = "{} was {}, is {}".format
         return differing + [
-            words(name.replace("_", " "), before or "unknown", value or "unknown")
-            for name, before, value in facts
-            if before != value
+            f"{name.replace('_', ' ')} was {self.facts.get(name) or 'unknown'}, is {value or 'unknown'}"
+            for name, value in now.facts.items()
+            if self.facts.get(name) != value
         ]
 
     def write(self, path: str, updated: str) -> None:
@@ -87,14 +85,16 @@ class StudyFile:
 
 
 def _asked(file: StudyFile) -> list[tuple[str, str]]:
-    """Return what a study was asked besides its run, in the words of the command line."""
+    """Return the options of a study besides those of its run, in the words of the command line."""
     study, jobs = file.study, file.study.jobs
     return [
         ("the kind", study.kind),
         (study.size_option, str(study.size)),
         ("--ranks", ",".join(map(str, study.num_ranks))),
         ("--fragment-length", ",".join(study.lengths)),
-        *((f"--{name.replace('_', '-')}", str(getattr(jobs, name))) for name in ("repeats", "order_seed", "launcher")),
+        ("--repeats", str(jobs.repeats)),
+        ("--order-seed", str(jobs.order_seed)),
+        ("--launcher", jobs.launcher or "none"),
     ]
 
 

@@ -20,17 +20,17 @@ from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.studies.jobs import JobOptions, JobRunner, Options, arguments_of, check_scipy, usable_launcher
 from mpi_rollout.studies.machine import machine_facts, origin, place_and_time
 from mpi_rollout.studies.report import aligned
-from mpi_rollout.studies.runner import Runner, commands_of, warm_up_of
+from mpi_rollout.studies.scaling import Runner, commands_of, warm_up_of
 from mpi_rollout.studies.statistics import Interval, median_interval, median_of
 from mpi_rollout.studies.study import Point, Sample, Study
 from mpi_rollout.studies.study_file import StudyFile
 from mpi_rollout.text import counted
 
-LENGTHS = ("1", "16", "64")  # Of fragments, beside auto.
-LEAST_RATE = 0.75  # Of the fastest first job's: jobs do not differ by that much.
+LENGTHS = ("1", "16", "64")  # The lengths of fragments to try, beside auto.
+LEAST_RATE = 0.75  # A share of the fastest first job's rate: jobs do not differ by that much.
 LEAST_STEPS, MOST_STEPS = 20, 1_000_000
-CALIBRATIONS = 3  # At most: the first one has too few steps to show a rate.
-LIMIT_SHARE = 1 / 30  # Of a job's seconds, for each measurement of the limit.
+CALIBRATIONS = 3  # The most calibrations: the first one has too few steps to show a rate.
+LIMIT_SHARE = 1 / 30  # The share of a job's seconds that each measurement of the limit takes.
 
 
 def candidates(ranks: Sequence[int], num_envs: int, is_native: bool, is_random: bool) -> tuple[Point, ...]:
@@ -52,7 +52,7 @@ def candidates(ranks: Sequence[int], num_envs: int, is_native: bool, is_random: 
     return tuple(
         Point(num_ranks, tuple(options.items()))
         for num_ranks, options in ways
-        # As `Division` has it: each rank that steps envs needs one for each group.
+        # `Division` asks for it: each rank that steps envs needs one for each group.
         if (num_ranks - ("root_envs" in options)) * options.get("num_groups", 1) <= num_envs
     )
 

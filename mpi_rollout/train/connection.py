@@ -28,18 +28,22 @@ from mpi_rollout.process.paths import current, located, started_in
 from mpi_rollout.ranks import agreement
 from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_envs, unwatched_by_gc
 from mpi_rollout.ranks.worker import Worker
+from mpi_rollout.storage.values import check_storable
 from mpi_rollout.text import message_of
-from mpi_rollout.train.recording import check_record, check_spaces, start_recording, types_of
-from mpi_rollout.train.turns import Turns
+from mpi_rollout.train.recording import check_record, start_recording, types_of
+from mpi_rollout.train.request import Request
+from mpi_rollout.train.root_end import RootEnd
+from mpi_rollout.train.turns import Turns, serve
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpi_rollout.train.connect import Request
     from mpi_rollout.train.recorder import Recorder
+    from mpi_rollout.train.request import Request
 
-GRACE_S = 5.0  # For ranks to end the step that they are in when a trainer has failed.
+MEETING = "mpi_rollout.connect"  # What ranks that wait for others are said to have called.
+GRACE_S = 5.0  # The time that ranks have to end their step when a trainer has failed.
 
 
 class Connection:
@@ -53,7 +57,7 @@ class Connection:
 
     _comm: "MPI.Intracomm"  # COMM_WORLD from the moment of entering on, where none is given.
 
-    def __init__(self, request: "Request | bytes", comm: "MPI.Intracomm | None", timeout_s: float = 0.0):
+    def __init__(self, request: Request | bytes, comm: "MPI.Intracomm | None", timeout_s: float = 0.0):
         self._request, self._given_comm, self._timeout_s = request, comm, timeout_s
         if comm is not None:
             self._comm = comm
@@ -70,7 +74,7 @@ class Connection:
 
     def __enter__(self) -> MPIVectorEnv | None:
         rank = world.claimed_rank() if self._given_comm is None else self._given_comm.rank
-        # From here on the trainer heeds the signals of the other ranks, also while envs are being made.
+        # From here on the trainer handles the signals of the other ranks, also while envs are being made.
         with unheeded() if rank != world.ROOT and is_main_thread() else nullcontext():
             try:
                 self._enter()
@@ -101,69 +105,65 @@ class Connection:
                 "connect in the with statement of a connection that is closed: the other ranks are past it already; "
                 "leave that with statement first"
             )
-        turns = self._meet()
-        self._drive(turns, *self._make(turns))
+        agreement.meet(self._comm, self._timeout_s, MEETING)
+        turns: Turns[RootEnd] = Turns(self._comm)
+        self._drive(turns, *self._make(None))
         if self._comm.size > 1:
             _turns.append(turns)
             turns.kept.enter_context(job_end.no_early_end(self._comm))
 
-    def _open_beside(self, turns: Turns) -> None:
-        """Have the ranks that serve another connection make these envs too."""
+    def _open_beside(self, turns: Turns[RootEnd]) -> None:
+        """Let the ranks that serve another connection make these envs too."""
         if world.shared_ranks(turns.comm, self._comm) == "some":
             raise UsageError(
                 "connect over some of the ranks that serve a connection which is open; give both the same comm, or "
                 "close that one first"
             )
-        pickled = self._pickled_request()
-        turns.entering = self
         try:
-            turns.holder.ask("connect", pickled)
-        finally:
-            turns.entering = None
-        if isinstance(self._made, RolloutError):
-            raise self._made
-        assert self._made is not None, "all ranks have called `connect` below"
-        self._drive(turns, *self._made)
-
-    def _pickled_request(self) -> bytes:
-        try:
-            return cloudpickle.dumps(self._request)
+            pickled = cloudpickle.dumps(self._request)
         except Exception as error:
             raise UsageError(
                 "while a connection is open, what another one is told is sent to the ranks and must be picklable, got "
                 f"{type(error).__name__}: {error}; give the env by its id, or a function of a module with env_kwargs"
             ) from error
+        _entering.append(self)
+        try:
+            turns.holder.ask("connect", pickled)
+        finally:
+            _entering.clear()
+        if isinstance(self._made, RolloutError):
+            raise self._made
+        assert self._made is not None, "all ranks have called `connect` below"
+        self._drive(turns, *self._made)
 
     def _serve(self) -> None:
-        turns = self._meet()
+        """Meet the other ranks, and obey the root."""
+        agreement.meet(self._comm, self._timeout_s, MEETING)
+        turns: Turns[Worker] = Turns(self._comm)
         try:
             turns.add(self._make(turns)[0])
         except RolloutError as error:
             sys.exit(error.exit_code)  # The root says why.
         with job_end.all_or_none(self._comm), job_end.no_early_end(self._comm), unwatched_by_gc(), unheeded():
-            code = turns.serve()
+            code = serve(turns)
         job_end.watch_end(self._comm, code)
         if code:
             sys.exit(code)  # The trainer has failed.
 
-    def _meet(self) -> Turns:
-        agreement.meet(self._comm, self._timeout_s, "mpi_rollout.connect")
-        return Turns(self._comm)
-
-    def _make(self, turns: Turns) -> tuple[Worker, EnvFacts]:
-        """Agree with the other ranks, and make envs and exchanges.  **Collective**."""
+    def _make(self, turns: Turns[Worker] | None) -> tuple[Worker, EnvFacts]:
+        """Agree with the other ranks, and make envs and exchanges; `turns` are those of a worker.  **Collective**."""
         comm = self._comm
-        timeout_s = self._timeout_s if comm.size > 1 else inf  # Who is alone sees by himself that envs hang.
+        timeout_s = self._timeout_s if comm.size > 1 else inf  # A user of one process sees that envs hang.
 
         def connect(pickled: bytes) -> None:  # The worker keeps it, so it must not keep `self`.
             """Make another connection.  The root calls this by name on all ranks, and is itself entering it."""
-            another = turns.entering or Connection(pickled, comm, timeout_s)
+            another = _entering[0] if turns is None else Connection(pickled, comm, timeout_s)
             try:
                 another._made = another._make(turns)
-            except RolloutError as error:  # On all ranks alike.
+            except RolloutError as error:  # All ranks raise it.
                 another._made = error
                 return
-            if turns.entering is None:
+            if turns is not None:
                 turns.add(another._made[0])
 
         with nullcontext() if comm.size == 1 else job_end.no_early_end(comm):
@@ -173,7 +173,7 @@ class Connection:
         worker.methods["connect"] = connect
         return worker, facts
 
-    def _drive(self, turns: Turns, worker: Worker, facts: EnvFacts) -> None:
+    def _drive(self, turns: Turns[RootEnd], worker: Worker, facts: EnvFacts) -> None:
         request, is_alone = self._loaded_request(), self._comm.size == 1
         driver = Driver(worker.exchanges, worker, request.actions, "the action")
         self._envs = envs = MPIVectorEnv(
@@ -192,7 +192,7 @@ class Connection:
         except BaseException as error:
             envs.close(code=getattr(error, "exit_code", RolloutError.exit_code))
             raise
-        envs.steps.recorder = recorder
+        envs.end.recorder = recorder
         if recorder is not None:
             exit_by_signals()
         if is_alone:
@@ -200,27 +200,26 @@ class Connection:
 
     def _prepare(self) -> RankEnvs:
         world.check_thread()
-        if self._comm.rank != world.ROOT and not is_main_thread():
+        comm = self._comm
+        if comm.rank != world.ROOT and not is_main_thread():
             raise UsageError(
                 "connect must be called in the main thread of all ranks but rank 0, got thread "
                 f"{threading.current_thread().name}: signals that interrupt envs reach that thread alone"
             )
         self._folder = current()  # Envs and trainers may change it.
         with started_in(self._folder):
-            return self._prepare_there(self._loaded_request())
-
-    def _prepare_there(self, request: "Request") -> RankEnvs:
-        if request.record is not None:
-            types_of(request.infos)
-            self._record = located(request.record)
-            if self._comm.rank == world.ROOT:
-                check_record(self._record, request.options.compression)
-        rank_envs = make_rank_envs(request.plan(self._comm.size), self._comm.rank)
-        if request.record is not None and rank_envs.facts is not None:
-            check_spaces(rank_envs.facts)
+            request = self._loaded_request()
+            if request.record is not None:
+                types_of(request.infos)
+                self._record = located(request.record)
+                if comm.rank == world.ROOT:
+                    check_record(self._record, request.options.compression)
+            rank_envs = make_rank_envs(request.plan(comm.size), comm.rank)
+        if request.record is not None and (facts := rank_envs.facts) is not None:
+            check_storable(facts.observation_space, facts.action_space, "leave out record")
         return rank_envs
 
-    def _loaded_request(self) -> "Request":
+    def _loaded_request(self) -> Request:
         request = self._request
         if isinstance(request, bytes):
             self._request = request = cloudpickle.loads(request)
@@ -273,7 +272,8 @@ class Connection:
 
 # The connections whose with statement this rank is in.  Weak, for those that are entered by hand, and never left.
 _entered: WeakSet[Connection] = WeakSet()
-_turns: list[Turns] = []  # Those whose root this rank is.
+_turns: list[Turns[RootEnd]] = []  # The connections whose root this rank is.
+_entering: list[Connection] = []  # The one that the root opens while others are open.
 
 
 @atexit.register
@@ -288,16 +288,6 @@ def _check_closed() -> None:
             for end in turns.open.values():
                 end.finish_recording()
             job_end.abort(turns.comm, RolloutError.exit_code)
-
-
-def is_alone(comm: "MPI.Intracomm | None", timeout_s: float) -> bool:
-    """Tell whether there are no other ranks to connect.  Starts MPI, if no launcher says that there are others."""
-    if comm is not None:
-        return comm.size == 1
-    if world.claimed_size()[0] > 1:
-        return False
-    world.start_mpi_on_all_ranks(timeout_s)
-    return world.comm_world().size == 1
 
 
 def _close(driver: Driver, interrupts: Interrupts, pid: int, recorder: "Recorder | None") -> None:

@@ -2,38 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import tree_of
-from mpi_rollout.drive.lanes import Lane, indices_of
+from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
 from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.errors import ActionError, RankError, UsageError
 from mpi_rollout.policies.random import RandomPolicy
-from mpi_rollout.process.host import check_length
-from mpi_rollout.train.call_state import CallState
+from mpi_rollout.train.root_end import RootEnd
 from mpi_rollout.train.steps import Steps
 
 Batch = dict[str, Any]
 NO_POLICY = "there is no policy on the ranks: give connect a policy, such as policy='mine:make_policy'"
-
-
-class Sent(NamedTuple):
-    """What a lane's envs are doing.
-
-    Parameters
-    ----------
-    actions
-        For each leaf an array (num_steps, num_envs, ...); none where the policy on the ranks chooses them.
-    version
-        Of this policy.
-    """
-
-    actions: list[np.ndarray]
-    version: int
 
 
 class Fragments:
@@ -45,12 +29,13 @@ class Fragments:
         The ranks ask it for actions where the trainer gives none; None: random ones.
     """
 
-    def __init__(self, steps: Steps, state: CallState):
-        self._steps, self._driver, self._state = steps, steps.driver, state
+    def __init__(self, steps: Steps, end: RootEnd):
+        self._steps, self._driver, self._end = steps, steps.driver, end
         self.policy: PolicyOnRanks | None = None
         self._random: RandomPolicy | None = None
-        self._next_step = dict.fromkeys(self._driver.lanes, 0)  # Of what is drawn.
-        self._sent: dict[Lane, Sent] = {}  # What was sent last.
+        self._next_step = dict.fromkeys(self._driver.lanes, 0)  # The first one that is not drawn yet.
+        # What each lane was sent last: for each leaf (num_steps, num_envs, ...); none where the policy chooses.
+        self._sent: dict[Lane, list[np.ndarray]] = {}
         self._num_steps = self._room = 0  # `_num_steps` are those of the fragments under way.
         self._block: Block
 
@@ -59,7 +44,7 @@ class Fragments:
         if self.policy is None:
             raise UsageError(NO_POLICY)
         if not self._driver.serves_first_ready:
-            self._state.check_idle("set_policy")
+            self._end.check_idle("set_policy")
         self.policy.set_parameters(parameters)
 
     def seed(self, seed: int) -> None:
@@ -81,57 +66,53 @@ class Fragments:
             The policy chooses the actions of other fragments under way, or of these alone, or they have another number
             of steps; nothing was sent.
         """
-        if self._steps.recorder is not None:
-            self._steps.recorder.make_room(lanes, num_steps)
+        recorder = self._end.recorder
+        if recorder is not None:
+            recorder.make_room(lanes, num_steps)
         self._make_room(num_steps)
         given = None if actions is None else self._read(num_steps, actions, indices_of(lanes))
-        if self.policy is not None and any(bool(sent.actions) == (given is None) for sent in self._under_way):
+        is_left = given is None and self.policy is not None
+        if any(is_left == bool(self._sent[lane]) for lane in self._end.fragments):
             raise ValueError("actions must be given for all fragments under way, or left to the policy for all of them")
-        self._num_steps, start = num_steps, 0
-        for lane in lanes:
-            if given is None and self.policy is not None:
-                self._sent[lane] = self._leave_to(self.policy, lane, num_steps)
+        self._num_steps = num_steps
+        for lane, part in parts_of(lanes):
+            if given is not None:
+                self._sent[lane] = [array[:, part] for array in given]
+                self._driver.send(lane, self._sent[lane], num_steps)
             else:
-                rows = slice(start, start := start + lane.num_envs)
-                drawn = self._draw(lane, num_steps) if given is None else [array[:, rows] for array in given]
-                self._driver.send(lane, drawn, num_steps)
-                self._sent[lane] = Sent(drawn, 0)
-            self._state.fragments.add(lane)
-
-    @property
-    def _under_way(self) -> list[Sent]:
-        return [self._sent[lane] for lane in self._state.fragments]
+                self._sent[lane] = self._choose(lane, num_steps)
+            if recorder is not None and not is_left:
+                recorder.act([lane], self._sent[lane])
+            self._end.fragments.add(lane)
 
     def _make_room(self, num_steps: int) -> None:
         """Let slots hold so many steps, if the fragments under way allow that to be done now."""
-        if self._state.fragments and self._num_steps != num_steps:
+        if self._end.fragments and self._num_steps != num_steps:
             raise ValueError(f"num_steps must be {self._num_steps} while fragments of so many are under way")
         if self._room >= num_steps:
             return
         driver = self._driver
-        exchange = max((lane.exchange for lane in driver.lanes), key=lambda exchange: exchange.layout.nbytes)
-        num_slots = driver.exchanges.num_slots
-        check_length(f"collect({num_steps})", num_steps, exchange.layout.nbytes, num_slots, exchange.order.nbytes)
+        driver.check_room(f"collect({num_steps})", num_steps)
         driver.make_room(num_steps)
         self._block = driver.block(num_steps + 1)
         self._unpackers = driver.unpackers(self._block)
         self._room = num_steps
         self._steps.outcomes.use_slots()
 
-    def _leave_to(self, policy: PolicyOnRanks, lane: Lane, num_steps: int) -> Sent:
-        policy.bring(lane)
-        self._driver.send(lane, None, num_steps, self._next_step[lane])
-        self._next_step[lane] += num_steps
-        return Sent([], policy.version)
-
-    def _draw(self, lane: Lane, num_steps: int) -> list[np.ndarray]:
-        if self._random is None:
+    def _choose(self, lane: Lane, num_steps: int) -> list[np.ndarray]:
+        """Leave the next steps of a lane to the policy, or send it random actions; return these."""
+        if self.policy is None and self._random is None:
             self.seed(int(np.random.SeedSequence().generate_state(1, np.uint64)[0]))
-        assert self._random is not None
-        self._random.forget(min(self._next_step.values()))
-        arrays = self._random.rows(self._next_step[lane], num_steps, range(lane.envs.start, lane.envs.stop))
+        step, drawn = self._next_step[lane], list[np.ndarray]()
+        if self.policy is not None:
+            self.policy.bring(lane)
+            self._driver.send(lane, None, num_steps, step)
+        elif self._random is not None:
+            self._random.forget(min(self._next_step.values()))
+            drawn = self._random.rows(step, num_steps, lane.exchange.partition.envs)
+            self._driver.send(lane, drawn, num_steps)
         self._next_step[lane] += num_steps
-        return arrays
+        return drawn
 
     def _read(self, num_steps: int, actions: object, indices: np.ndarray) -> list[np.ndarray]:
         arrays = self._driver.read.plan(actions, indices, 0)
@@ -143,58 +124,61 @@ class Fragments:
 
     def receive(self, num_lanes: int) -> tuple[list[Lane], Batch]:
         """Wait for the fragments of so many lanes, or of all that are under way; return the lanes and their batch."""
+        steps = self._steps
         try:
-            self._steps.take_in(num_lanes, self._lay)
+            lanes = steps.receive(num_lanes, self._lay)
         except RankError as error:
-            if self._steps.mode is AutoresetMode.DISABLED:
+            if steps.mode is AutoresetMode.DISABLED:
                 error.args = (f"{error}; the fragment is void: call reset() for all envs",)
             raise
-        lanes = self._steps.receive(num_lanes)
-        self._state.fragments.difference_update(lanes)
-        batch = self._batch(lanes, [self._sent[lane] for lane in lanes])
-        ended = batch["terminations"] | batch["truncations"]
-        self._state.note_ends(lanes, ended[-1])
-        batch["infos"] = self._steps.infos(lanes, len(ended), ended)
-        if self._steps.recorder is not None:
-            self._steps.recorder.take_batch(lanes, batch)
-        return lanes, batch
+        self._end.fragments.difference_update(lanes)
+        return lanes, self._batch(lanes)
 
     def _lay(self, lanes: Sequence[Lane]) -> None:
         """Keep the slots of some lanes, which have just come."""
         for lane in lanes:
             self._unpackers[lane].lay_observations(1, 0, self._num_steps)
             self._unpackers[lane].lay_results(0, self._num_steps)
+            self._unpackers[lane].unpack(0, self._num_steps)
 
-    def _batch(self, lanes: Sequence[Lane], sent: Sequence[Sent]) -> Batch:
-        """Return what came back of some lanes, in new arrays; keep their last observations."""
-        driver, block, num_steps, outcomes = self._driver, self._block, self._num_steps, self._steps.outcomes
-        for lane in lanes:
-            self._unpackers[lane].unpack(0, num_steps)
-        envs = _envs_of(lanes)
-
-        def rows(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-            return [np.array(array[:num_steps, envs]) for array in arrays]
-
+    def _batch(self, lanes: Sequence[Lane]) -> Batch:
+        """Return what came back of some lanes, in new arrays; keep their last observations, and record it all."""
+        driver, block, outcomes = self._driver, self._block, self._steps.outcomes
+        steps, envs = slice(0, self._num_steps), _envs_of(lanes)
         for array, first in zip(block.observation_arrays, outcomes.last_arrays(lanes), strict=True):
             array[0, envs] = first
-        last = [np.array(array[num_steps, envs]) for array in block.observation_arrays]
+        last = [np.array(array[self._num_steps, envs]) for array in block.observation_arrays]
         outcomes.keep(lanes, last)
-        is_given = bool(sent[0].actions)
-        given = [np.concatenate(arrays, axis=1) for arrays in zip(*(one.actions for one in sent), strict=True)]
-        rewards, terminations, truncations = rows(block.results)
+        observations, results, actions, extras = (
+            [np.array(array[steps, envs]) for array in arrays]
+            for arrays in (block.observation_arrays, block.results, block.action_arrays, block.extra_arrays)
+        )
+        sent = [self._sent[lane] for lane in lanes]
+        is_given = bool(sent[0])
+        if is_given:
+            actions = [np.concatenate(arrays, axis=1) for arrays in zip(*sent, strict=True)]
+        rewards, terminations, truncations = results
+        ended = terminations | truncations
+        self._end.note_ends(lanes, ended[-1])
         batch: Batch = {
-            "observations": tree_of(driver.observation_space, rows(block.observation_arrays)),
-            "actions": tree_of(driver.action_space, given if is_given else rows(block.action_arrays)),
+            "observations": tree_of(driver.observation_space, observations),
+            "actions": tree_of(driver.action_space, actions),
             "rewards": rewards,
             "terminations": terminations,
             "truncations": truncations,
             "last_observations": tree_of(driver.observation_space, last),
+            "infos": self._steps.infos(lanes, self._num_steps, ended),
         }
         if self.policy is not None and not is_given:
             names = [leaf.path for leaf in driver.exchanges.contents.extras]
-            batch["extras"] = dict(zip(names, rows(block.extra_arrays), strict=True))
-            versions = np.repeat([one.version for one in sent], [lane.num_envs for lane in lanes])
-            batch["policy_version"] = np.tile(versions, (num_steps, 1))
+            batch["extras"] = dict(zip(names, extras, strict=True))
+            versions = np.repeat([self.policy.version_of(lane) for lane in lanes], [lane.num_envs for lane in lanes])
+            batch["policy_version"] = np.tile(versions, (self._num_steps, 1))
+            extras.append(batch["policy_version"])
+        if self._end.recorder is not None:
+            after = [array[1 : self._num_steps + 1, envs] for array in block.observation_arrays]
+            chosen = () if is_given else (*actions, *extras)
+            self._end.recorder.take(lanes, results, after, batch["infos"], chosen)
         return batch
 
 

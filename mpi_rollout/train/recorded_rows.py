@@ -1,19 +1,19 @@
 """The rows of a recording that the writer does not have yet."""
 
-from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.layout import Block
+from mpi_rollout.drive.blocks import Blocks
 from mpi_rollout.storage.writer import Writer
 
 NUM_BLOCKS = 3
 OWN_ACTION = -1  # The version of the policy where the trainer gave the action.
 
 
-class Rows:
+class RecordedRows:
     """Rows in blocks, in the order of their steps.  States are observations, and the infos that are stored.
 
     Parameters
@@ -23,83 +23,62 @@ class Rows:
 
     Attributes
     ----------
-    stop
-        The first step that has no row yet.
+    blocks
+        Where they are.
     num_ends
         Of episodes, in the rows that the writer has, if no reset followed.  `num_last` are those in the last row.
     """
 
     def __init__(self, writer: Writer, make_block: Callable[[], Block], mode: AutoresetMode):
         self._writer, self._make_block = writer, make_block
-        # Else the observation after an end is the next episode's.
+        # Without them the observation after an end is the next episode's.
         self._has_finals_behind = mode != AutoresetMode.SAME_STEP
-        self._open: deque[Block] = deque()
-        self._num_blocks = NUM_BLOCKS  # In all: open, free, and with the writer.
-        self._newest: Block
+        self.blocks = Blocks(self._acquire)
+        self.at = self.blocks.at
+        self._num_blocks = NUM_BLOCKS  # All blocks: open, free, and with the writer.
         self._kept: list[tuple[int, np.ndarray, list[np.ndarray]]] = []
-        self.stop = self.num_ends = self.num_last = self._num_seen = 0
+        self.num_ends = self.num_last = self._num_seen = 0
 
-    def at(self, step: int) -> tuple[Block, int]:
-        """Return where the row of a step is."""
-        row = step - self._newest.start
-        if row >= 0:  # The usual case.
-            return self._newest, row
-        first = self._open[0]
-        place, row = divmod(step - first.start, first.num_rows)
-        return self._open[place], row
+    def _acquire(self, num_open: int) -> Block:
+        if num_open == self._num_blocks:
+            self._num_blocks += 1
+            block = self._make_block()
+        else:
+            block = self._writer.acquire()
+        for array in block.final_arrays:
+            array[...] = np.zeros((), array.dtype)
+        for array in block.extra_arrays:  # Nobody gives any with an action of the trainer's own.
+            array[...] = np.nan if array.dtype.kind in "fc" else 0
+        if block.extra_arrays:
+            block.extra_arrays[-1][...] = OWN_ACTION
+        return block
 
-    def pieces(self, step: int, num_steps: int) -> list[tuple[Block, slice, slice]]:
-        """Return where the rows of some steps are: blocks, their rows, and which of the steps these are."""
-        pieces, done = [], 0
-        while done < num_steps:
-            block, row = self.at(step + done)
-            num_here = min(num_steps - done, block.num_rows - row)
-            pieces.append((block, slice(row, row + num_here), slice(done, done + num_here)))
-            done += num_here
-        return pieces
+    def make_room(self, step: int) -> None:
+        """See that there is a row for a step; wait for the disk if need be."""
+        while step >= self.blocks.stop:
+            self.blocks.extend()
 
     def ends(self, step: int, envs: slice) -> np.ndarray:
-        """Tell of some envs whether they ended in a step."""
+        """Tell for some envs whether they ended in a step."""
         block, row = self.at(step)
         return block.terminations[row, envs] | block.truncations[row, envs]
 
     def cut(self, step: int, envs: np.ndarray, is_running: np.ndarray) -> None:
         """Keep the last states of envs that are reset after a step; truncate the episodes that are running."""
-        before, row = self.at(step)
+        (before, row), (after, next_row) = self.at(step), self.at(step + 1)
         before.truncations[row, envs[is_running]] = True
         if self._has_finals_behind:
-            after, next_row = self.at(step + 1)
             self._kept.append((step, envs, [array[next_row, envs] for array in after.state_arrays]))
-        else:  # Of others the last observation is there already.
-            after, next_row = self.at(step + 1)
+        else:  # The other envs have their last observation already.
             for final, states in zip(before.final_arrays, after.state_arrays, strict=True):
                 final[row, envs[is_running]] = states[next_row, envs[is_running]]
 
-    def make_room(self, step: int) -> None:
-        """See that there is a row for a step; wait for the disk if need be."""
-        while step >= self.stop:
-            if len(self._open) == self._num_blocks:
-                self._num_blocks += 1
-                block = self._make_block()
-            else:
-                block = self._writer.acquire()
-            block.start, self.stop = self.stop, self.stop + block.num_rows
-            for array in block.final_arrays:
-                array[...] = np.zeros((), array.dtype)
-            for array in block.extra_arrays:  # Nobody gives any with an action of the trainer's own.
-                array[...] = np.nan if array.dtype.kind in "fc" else 0
-            if block.extra_arrays:
-                block.extra_arrays[-1][...] = OWN_ACTION
-            self._newest = block
-            self._open.append(block)
-
     def hand_in(self, num_final: int, commits: bool = False) -> None:
         """Give the writer the blocks whose rows are final; with `commits`, all rows that are."""
-        while num_final >= self._open[0].start + self._open[0].num_rows:
-            self._see(self._open[0], self._open[0].num_rows)
-            block = self._open.popleft()
-            self._writer.submit(block, block.num_rows)
-        block, num_rows = self._open[0], num_final - self._open[0].start
+        while num_final >= (block := self.blocks.oldest).start + block.num_rows:
+            self._see(block, block.num_rows)
+            self._writer.submit(self.blocks.close_oldest(), block.num_rows)
+        num_rows = num_final - block.start
         if commits and num_rows >= 0:
             self._see(block, num_rows)
             self._writer.submit(block, num_rows)
@@ -124,7 +103,7 @@ class Rows:
         self._put_kept(block, stop)
 
     def _put_kept(self, block: Block, stop: int) -> None:
-        """Put in the last states in whose place resets have put others."""
+        """Restore final states that resets overwrote."""
         rest = []
         for step, envs, arrays in self._kept:
             if step < block.start + stop:

@@ -8,18 +8,16 @@ Whatever can fail, such as a disk that is full, fails in `make_room`, before any
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
-from typing import Any
 
 import numpy as np
-from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.columns import values_of
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.spaces import Leaf, Tree, leaves
+from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, LaneRestart, parts_of
 from mpi_rollout.envs.inputs import Info, Options, Seeds, seed_of_each
@@ -31,10 +29,10 @@ from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.storage.run_file import Ending
 from mpi_rollout.storage.schema import RESET, Reports
 from mpi_rollout.storage.writer import Writer
-from mpi_rollout.train.recorded_rows import Rows
+from mpi_rollout.train.recorded_rows import RecordedRows
 
 COMMIT_EVERY_S = 10.0
-NUM_OPEN = 2  # So many of the last rows tell in which state the envs are.
+NUM_OPEN = 2  # The number of last rows that tell in which state the envs are.
 VERSION = "policy_version"  # The last of the extras.
 ARGUMENTS = ("--env-checks ", "env_checks="), ("--store-infos", "infos")
 
@@ -46,13 +44,8 @@ class Recorder:
     ----------
     infos
         The columns of those that are stored, values and masks.
-    heeds_restarts
+    notes_restarts
         Envs that fail are made again.
-
-    Attributes
-    ----------
-    needs_reset
-        The first observations are not known: before the first reset, and after a failure.
     """
 
     def __init__(
@@ -64,16 +57,16 @@ class Recorder:
         mode: AutoresetMode,
         hosts: Sequence[str],
         infos: Sequence[Leaf],
-        heeds_restarts: bool,
+        notes_restarts: bool,
     ):
         self.writer, self._mode, self._is_native, self._hosts = writer, mode, facts.is_native, hosts
-        self._infos, self.heeds_restarts = infos, heeds_restarts
-        self._rows, self._pid, self._is_finished = Rows(writer, make_block, mode), os.getpid(), False
+        self._infos, self.notes_restarts = infos, notes_restarts
+        self._rows, self._pid, self._is_finished = RecordedRows(writer, make_block, mode), os.getpid(), False
         self._lanes, self._num_envs, self._division = driver.lanes, driver.num_envs, driver.exchanges.division
-        self._leaves, self._action_leaves = leaves(driver.observation_space), leaves(driver.action_space)
+        self._leaves = leaves(driver.observation_space)
         self._step = dict.fromkeys(driver.lanes, 0)
         self._reset_step = np.zeros(self._num_envs, np.int64)  # The first step after the last reset of each env.
-        self.needs_reset, self._has_failed = True, False
+        self._has_failed = False
         self._started_s = perf_counter()
         self._commit_at = self._started_s + COMMIT_EVERY_S
         self._counted = self._started_s, 0
@@ -90,11 +83,7 @@ class Recorder:
         ------
         StorageError
             The file cannot be written.
-        ResetNeeded
-            All envs must be reset first.
         """
-        if num_steps and self.needs_reset:
-            raise ResetNeeded("step before reset: a recording needs the first observations; call reset() first")
         try:
             self.writer.check()
             self._make_room(lanes, num_steps)
@@ -104,7 +93,7 @@ class Recorder:
 
     def _make_room(self, lanes: Sequence[Lane], num_steps: int) -> None:
         step = max([self._step[lane] for lane in lanes]) + num_steps
-        if step < self._rows.stop and perf_counter() < self._commit_at:
+        if step < self._rows.blocks.stop and perf_counter() < self._commit_at:
             return
         self._rows.make_room(step)
         num_final, now = self.num_steps - NUM_OPEN, perf_counter()
@@ -115,7 +104,7 @@ class Recorder:
             self.warn()
 
     def _add_interval(self, now: float, num_steps: int) -> int:
-        """Have the file say how many steps of single envs there are so far; return it."""
+        """Write the number of env steps so far into the file; return it."""
         num_reset_rows = 0  # The step after an end only resets.
         if self._mode == AutoresetMode.NEXT_STEP:
             num_reset_rows = self._rows.num_ends - self._rows.num_last
@@ -158,10 +147,9 @@ class Recorder:
         resets["seed"] = [-1 if one is None else one for one in seeds]
         resets["options"] = [bool(one) for one in options] if isinstance(options, list | tuple) else bool(options)
         self.writer.add_resets(resets[mask])
-        self.needs_reset = False
 
     def _state_of(self, lane: Lane) -> tuple[np.ndarray, np.ndarray]:
-        """Tell of a lane's envs whether the last observation begins an episode, and whether it is that of one's end."""
+        """Tell for a lane's envs whether the last observation begins an episode, and whether it ends one."""
         step, reset_step = self._step[lane], self._reset_step[lane.envs]
         is_first, has_ended = reset_step == step, np.zeros(lane.num_envs, np.bool_)
         if step > 0:
@@ -174,46 +162,41 @@ class Recorder:
         return is_first, has_ended
 
     def act(self, lanes: Sequence[Lane], arrays: Sequence[np.ndarray]) -> None:
-        """Take down the actions of the next step of some lanes, of shape (num_envs of these lanes, ...)."""
+        """Take down the actions of the next steps of some lanes: arrays (num_steps, num_envs of these lanes, ...)."""
         for lane, part in parts_of(lanes):
-            block, row = self._rows.at(self._step[lane])
-            for target, array in zip(block.action_arrays, arrays, strict=True):
-                target[row, lane.envs] = array[part]
+            for block, rows, given in self._rows.blocks.pieces(self._step[lane], len(arrays[0])):
+                for target, array in zip(block.action_arrays, arrays, strict=True):
+                    target[rows, lane.envs] = array[given, part]
 
-    def take(self, lanes: Sequence[Lane], observations: Tree, results: Sequence[np.ndarray], infos: Info) -> None:
-        """Take down what followed from the actions; arrays as in `act`, `results` in the order of `RESULTS`."""
+    def take(
+        self,
+        lanes: Sequence[Lane],
+        results: Sequence[np.ndarray],
+        after: Sequence[np.ndarray],
+        infos: Sequence[Info],
+        chosen: Sequence[np.ndarray] = (),
+    ) -> None:
+        """Take down what followed from the actions, in arrays as `act` takes.
+
+        Parameters
+        ----------
+        results, after
+            In the order of `RESULTS`; the observations after each step.
+        chosen
+            The actions, extras and version of the policy on the ranks, where it acted.
+        """
+        num_steps = len(results[0])
         for lane, part in parts_of(lanes):
             step, envs = self._step[lane], lane.envs
-            after, row = self._rows.at(step + 1)
-            for target, leaf in zip(after.observation_arrays, self._leaves, strict=True):
-                target[row, envs] = leaf.of(observations)[part]
-            block, row = self._rows.at(step)
-            for target, array in zip(block.results, results, strict=True):
-                target[row, envs] = array[part]
-            self._take_infos(lane, step, part, infos)
-            self._step[lane] = step + 1
-
-    def take_batch(self, lanes: Sequence[Lane], batch: Mapping[str, Any]) -> None:
-        """Take down what `collect` is about to return of some lanes."""
-        columns = [leaf.of(batch["actions"]) for leaf in self._action_leaves]
-        columns += [batch["rewards"], batch["terminations"], batch["truncations"]]
-        columns += [*batch["extras"].values(), batch[VERSION]] if "extras" in batch else []
-        observations = [leaf.of(batch["observations"]) for leaf in self._leaves]
-        lasts, num_steps = [leaf.of(batch["last_observations"]) for leaf in self._leaves], len(batch["rewards"])
-        for lane, part in parts_of(lanes):
-            step, envs = self._step[lane], lane.envs
-            for block, rows, given in self._rows.pieces(step, num_steps):
-                targets = [*block.action_arrays, *block.results, *block.extra_arrays]
-                for target, array in zip(targets, columns, strict=False):  # Extras only of the policy's own actions.
+            for block, rows, given in self._rows.blocks.pieces(step, num_steps):
+                targets = (*block.results, *block.action_arrays, *block.extra_arrays)
+                for target, array in zip(targets, (*results, *chosen), strict=False):
                     target[rows, envs] = array[given, part]
-                # The first observations are there, and those that resets have put there are right.
-                for target, array in zip(block.observation_arrays, observations, strict=True):
+            for block, rows, given in self._rows.blocks.pieces(step + 1, num_steps):
+                for target, array in zip(block.observation_arrays, after, strict=True):
                     target[rows, envs] = array[given, part]
-            after, row = self._rows.at(step + num_steps)
-            for target, array in zip(after.observation_arrays, lasts, strict=True):
-                target[row, envs] = array[part]
-            for number, infos in enumerate(batch["infos"]):
-                self._take_infos(lane, step + number, part, infos)
+            for number, infos_of_step in enumerate(infos):
+                self._take_infos(lane, step + number, part, infos_of_step)
             self._step[lane] = step + num_steps
 
     def _take_infos(self, lane: Lane, step: int, part: slice, infos: Info) -> None:
@@ -286,7 +269,7 @@ class Recorder:
                 os.unlink(self.writer.part)
 
     def _reports(self) -> Reports:
-        """Return what the file says of each rank."""
+        """Return the file's report of each rank."""
         seconds = dict.fromkeys(PHASES, 0.0)
         return [
             {"rank": rank, "host": host, "num_envs": sum(map(len, self._division.envs_of(rank))), "seconds": seconds}

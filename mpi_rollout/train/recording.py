@@ -28,10 +28,9 @@ from mpi_rollout.exchange.infos import Infos, info_leaves
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.host import check_blocks
 from mpi_rollout.ranks.set_up import EnvFacts
-from mpi_rollout.storage.values import check_storable
+from mpi_rollout.train.request import Request
 
 if TYPE_CHECKING:
-    from mpi_rollout.train.connect import Request
     from mpi_rollout.train.recorder import Recorder  # Imports h5py: a worker's imports are the job's start-up time.
 
 LIMITS = (
@@ -50,7 +49,7 @@ def check_record(path: str, compression: str) -> None:
         There is a file, or what a killed trainer has left of it; or the folder is missing or cannot be written to; or
         the compression needs a package.
     """
-    from mpi_rollout.storage.codecs import check_available
+    from mpi_rollout.storage.filters import check_available
     from mpi_rollout.storage.output import check_folder, remove_unfinished
 
     check_available(compression)
@@ -80,12 +79,7 @@ def types_of(infos: Infos) -> Types:
     return checked
 
 
-def check_spaces(facts: EnvFacts) -> None:
-    """Raise UsageError where no file can hold what these envs show or take."""
-    check_storable(facts.observation_space, facts.action_space, "leave out record")
-
-
-def start_recording(path: str, request: "Request", driver: Driver, facts: EnvFacts, hosts: Sequence[str]) -> "Recorder":
+def start_recording(path: str, request: Request, driver: Driver, facts: EnvFacts, hosts: Sequence[str]) -> "Recorder":
     """Make the file, and what fills it.
 
     Raises
@@ -124,7 +118,7 @@ def start_recording(path: str, request: "Request", driver: Driver, facts: EnvFac
     return Recorder(file, make_block, driver, facts, request.mode, hosts, columns, request.options.max_env_restarts > 0)
 
 
-def config_of(request: "Request", path: str, num_envs: int) -> RolloutConfig:
+def config_of(request: Request, path: str, num_envs: int) -> RolloutConfig:
     """Return the arguments of `connect` as the options of a run.
 
     `num_steps` and `seed` mean nothing here: the file's other attributes and /resets have them.
@@ -160,7 +154,7 @@ def attributes_of(
     others: Mapping[str, Sequence[Leaf]],
     hosts: Sequence[str],
 ) -> dict[str, object]:
-    """Return what the root group says; `others` are the leaves of what is no space, by its name there."""
+    """Return the attributes of the root group; `others` are the leaves of what is no space, by their names there."""
     described = {"observation": describe(facts.observation_space), "action": describe(facts.action_space)}
     described |= {name: describe_leaves(group) for name, group in others.items() if group}
     # A generator goes on from one episode to the next, in a loop that of each env.

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium import spaces
@@ -14,12 +13,9 @@ from mpi_rollout.drive.lanes import Lane, final_observations, indices_of, parts_
 from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
 from mpi_rollout.exchange.infos import FINAL_OBS
 from mpi_rollout.exchange.orders import Command
-from mpi_rollout.train.call_state import CallState
+from mpi_rollout.train.root_end import RootEnd
 
-if TYPE_CHECKING:
-    from mpi_rollout.train.recorder import Recorder  # Imports h5py: a worker's imports are the job's start-up time.
-
-NUM_ROWS = 2  # Of observations: those before a step and those after it.
+NUM_ROWS = 2  # Rows of observations: those before a step and those after it.
 Piece = tuple[int, slice]  # A row of a block, and neighbouring envs of it.
 Copy = Callable[[], np.ndarray]
 Lay = Callable[[Sequence[Lane]], None]
@@ -40,7 +36,7 @@ class Outcomes:
         self._driver, self._space, self._copy = driver, driver.observation_space, copy
         self._block = driver.block(NUM_ROWS)
         self._has_parts = isinstance(self._space, spaces.Dict | spaces.Tuple)
-        self._row = dict.fromkeys(driver.lanes, 0)  # Of each lane's last outcome.
+        self._row = dict.fromkeys(driver.lanes, 0)  # The row of each lane's last outcome.
         self.use_slots()
 
     def use_slots(self) -> None:
@@ -99,44 +95,34 @@ def _joined(array: np.ndarray, pieces: Sequence[Piece], copy: bool) -> np.ndarra
 
 
 def _copier(views: Sequence[np.ndarray]) -> Copy:
-    """Return what copies numbers in env order, one after the other."""
+    """Return a function that copies numbers in env order, one after the other."""
     return views[0].flatten if len(views) == 1 else lambda: np.concatenate([view.ravel() for view in views])
 
 
 class Steps:
-    """Takes a trainer's steps, and has them recorded where the trainer wants that.
+    """Takes a trainer's steps, and has them recorded where the trainer wants that."""
 
-    Attributes
-    ----------
-    recorder
-        Takes down what the trainer does; None without `record`.
-    """
+    def __init__(self, driver: Driver, end: RootEnd, mode: AutoresetMode, outcomes: Outcomes):
+        self.driver, self.mode, self.outcomes = driver, mode, outcomes
+        self._end, self._arrived = end, end.arrived
 
-    def __init__(self, driver: Driver, state: CallState, outcomes: Outcomes, mode: AutoresetMode):
-        self.driver, self._state, self._arrived = driver, state, state.arrived
-        self.outcomes, self.mode = outcomes, mode
-        self.recorder: Recorder | None = None
-
-    def reset(self, seed: Seeds, mask: np.ndarray | None, options: Options) -> None:
-        """Reset envs, see `Slice.reset`; `first_outcome` has what they give."""
-        if self.recorder is not None:
-            self.recorder.make_room(self.driver.lanes, 0)
-        self.driver.do(Command.RESET, seed, mask, options)
-        self._state.note_reset(mask)
-
-    def first_outcome(self, seed: Seeds, mask: np.ndarray | None, options: Options) -> Reset:
-        """Return the observations of all envs after a reset, and its infos."""
-        driver, lanes = self.driver, self.driver.lanes
+    def reset(self, seed: Seeds, mask: np.ndarray | None, options: Options) -> Reset:
+        """Reset envs, see `Slice.reset`; return the observations of all envs, and infos."""
+        driver, lanes, recorder = self.driver, self.driver.lanes, self._end.recorder
+        if recorder is not None:
+            recorder.make_room(lanes, 0)
+        driver.do(Command.RESET, seed, mask, options)
+        self._end.note_reset(mask)
         self.outcomes.lay(lanes)
         [infos] = driver.take_infos(lanes)
         driver.restarts.clear()
-        if self.recorder is not None:
-            self.recorder.reset(self.outcomes.last_arrays(lanes), infos, seed, mask, options)
+        if recorder is not None:
+            recorder.reset(self.outcomes.last_arrays(lanes), infos, seed, mask, options)
         return self.outcomes.observations(lanes), infos
 
     def send(self, lanes: Sequence[Lane], actions: object) -> None:
         """Check the actions of some lanes' next step, and send them."""
-        driver, recorder = self.driver, self.recorder
+        driver, recorder = self.driver, self._end.recorder
         if recorder is not None:
             recorder.make_room(lanes, 1)
         arrays = driver.read(actions, indices_of(lanes))
@@ -146,41 +132,44 @@ class Steps:
             for lane, part in parts_of(lanes):
                 driver.send(lane, [array[part] for array in arrays])
         if recorder is not None:
-            recorder.act(lanes, arrays)
+            recorder.act(lanes, [array[None] for array in arrays])
 
-    def take_in(self, num_lanes: int, lay: Lay) -> None:
-        """Wait until so many lanes have arrived, or all that are under way; `lay` keeps their slots."""
+    def receive(self, num_lanes: int, lay: Lay) -> list[Lane]:
+        """Wait until so many lanes have arrived, or all that are under way; `lay` keeps their slots.
+
+        Return those that arrived first, in env order.
+        """
         driver, arrived = self.driver, self._arrived
         while len(arrived) < num_lanes and driver.under_way:
             lanes = driver.await_some(num_lanes - len(arrived))
             lay(lanes)
             arrived += lanes
-
-    def receive(self, num_lanes: int) -> list[Lane]:
-        """Return the lanes that arrived first, at most so many, in env order."""
-        lanes = sorted(self._arrived[:num_lanes], key=lambda lane: lane.envs.start)
-        del self._arrived[:num_lanes]
-        return lanes
+        first = arrived[:num_lanes]
+        del arrived[:num_lanes]
+        if len(first) > 1:
+            first.sort(key=lambda lane: lane.envs.start)
+        return first
 
     def outcome(self, lanes: Sequence[Lane]) -> Step:
-        """Return what a step of some lanes gave."""
+        """Return the outcome of a step of some lanes."""
         observations, results = self.outcomes.observations(lanes), self.outcomes.results(lanes)
         rewards, terminations, truncations = results
         ended = None
         if self.mode is not AutoresetMode.NEXT_STEP:
             ended = (terminations | truncations)[None]
-            self._state.note_ends(lanes, ended[0])
-        [infos] = self.infos(lanes, 1, ended)
-        if self.recorder is not None:
-            self.recorder.take(lanes, observations, results, infos)
-        return observations, rewards, terminations, truncations, infos
+            self._end.note_ends(lanes, ended[0])
+        all_infos = self.infos(lanes, 1, ended)
+        if self._end.recorder is not None:
+            after = [array[None] for array in self.outcomes.last_arrays(lanes)]
+            self._end.recorder.take(lanes, [array[None] for array in results], after, all_infos)
+        return observations, rewards, terminations, truncations, all_infos[0]
 
     def infos(self, lanes: Sequence[Lane], num_steps: int, ended: np.ndarray | None) -> list[Info]:
         """Return the infos of each step of the last slots; `ended` tells of each step which envs ended in it."""
         driver = self.driver
         all_infos = driver.take_infos(lanes, num_steps)
-        if self.recorder is not None and self.recorder.heeds_restarts:
-            self.recorder.note_restarts(lanes, driver.restarts, all_infos)
+        if self._end.recorder is not None and self._end.recorder.notes_restarts:
+            self._end.recorder.note_restarts(lanes, driver.restarts, all_infos)
         driver.restarts.clear()  # Whoever wants to know of them asks for infos.
         if self.mode is AutoresetMode.SAME_STEP and ended is not None:
             for step in np.flatnonzero(ended.any(axis=1)).tolist():
@@ -188,9 +177,3 @@ class Steps:
                 infos[FINAL_OBS] = final_observations(driver.observation_space, lanes, rows, infos, step)
                 infos[f"_{FINAL_OBS}"] = rows
         return all_infos
-
-    def drop(self) -> None:
-        """Drop what is under way: from now on all envs must be reset."""
-        if self.recorder is not None:
-            self.recorder.needs_reset = True
-        self.driver.drain(is_void=True)

@@ -23,10 +23,10 @@ from mpi_rollout.envs import inputs
 from mpi_rollout.envs.inputs import CalledByName, Info, Options, Reset, Seeds, Step, Values
 from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.set_up import EnvFacts
-from mpi_rollout.train.call_state import CallState
 from mpi_rollout.train.fragments import Batch, Fragments
+from mpi_rollout.train.root_end import RootEnd
 from mpi_rollout.train.steps import Outcomes, Steps
-from mpi_rollout.train.turns import RootEnd, Turns
+from mpi_rollout.train.turns import Turns
 
 Received = tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info, np.ndarray]  # A step of some envs, and their indices.
 
@@ -58,7 +58,7 @@ class MPIVectorEnv(CalledByName):
         mode: AutoresetMode,
         batch_size: int,
         copy: bool,
-        turns: Turns | None = None,
+        turns: Turns[RootEnd] | None = None,
     ):
         self._driver, self._batch_size = driver, batch_size
         set_spaces(self, driver.num_envs, driver.observation_space, driver.action_space)
@@ -67,11 +67,10 @@ class MPIVectorEnv(CalledByName):
         self.autoreset_mode = mode
         self._lane_of_env = np.concatenate([np.full(lane.num_envs, i) for i, lane in enumerate(driver.lanes)])
         outcomes = Outcomes(driver, copy)
-        interrupts = Interrupts(driver.worker.is_in_envs)  # After all that may fail: it is there until `close`.
-        self._state = CallState(driver, facts, mode, interrupts)
-        self.steps = Steps(driver, self._state, outcomes, mode)
-        self._fragments = Fragments(self.steps, self._state)
-        self.end, self.interrupts = RootEnd(self.steps, self._state, interrupts, turns), interrupts
+        self.interrupts = Interrupts(driver.worker.is_in_envs)  # After all that may fail: it is there until `close`.
+        self.end = RootEnd(driver, facts, mode, self.interrupts, turns)
+        self.steps = Steps(driver, self.end, mode, outcomes)
+        self._fragments = Fragments(self.steps, self.end)
         driver.worker.is_wanted = lambda: False  # A trainer gets whole fragments.
 
     @property
@@ -106,13 +105,13 @@ class MPIVectorEnv(CalledByName):
         self.end.prepare_reset()
         seed = inputs.read_seed(seed, self.num_envs)
         mask, options = inputs.take_reset_mask(options, self.num_envs)
-        self._state.check_reset(seed, mask, options)
+        self.end.check_reset(seed, mask, options)
         with self.interrupts:
-            self.steps.reset(seed, mask, options)
+            outcome = self.steps.reset(seed, mask, options)
             self.interrupts.forget()
             if isinstance(seed, int):
                 self._fragments.seed(seed)
-            return self.steps.first_outcome(seed, mask, options)
+            return outcome
 
     def step(self, actions: Tree) -> Step:
         """Step all envs; see `send` and `recv`.
@@ -127,12 +126,10 @@ class MPIVectorEnv(CalledByName):
         observations (num_envs, ...), rewards float64, terminations bool, truncations bool (num_envs,), infos.
         """
         steps, lanes = self.steps, self._driver.lanes
-        self.end.check_open()
-        self._state.check_ready(lanes, "step")
+        self.end.check_ready(lanes, "step")
         with self.interrupts:
             steps.send(lanes, actions)
-            steps.take_in(len(lanes), steps.outcomes.lay)
-            self._state.arrived.clear()
+            steps.receive(len(lanes), steps.outcomes.lay)
             return steps.outcome(lanes)
 
     def send(self, actions: object, envs_slice: np.ndarray | None = None) -> None:
@@ -153,8 +150,7 @@ class MPIVectorEnv(CalledByName):
             These envs do not wait for actions; nothing was sent.
         """
         lanes = self._lanes_of(envs_slice)
-        self.end.check_open()
-        self._state.check_ready(lanes, "send")
+        self.end.check_ready(lanes, "send")
         with self.interrupts:
             self.steps.send(lanes, actions)
 
@@ -172,11 +168,9 @@ class MPIVectorEnv(CalledByName):
         RankError
             An env failed on some rank; the next `reset` of all envs begins anew.
         """
-        self.end.check_open()
-        self._state.check_sent("recv")
+        self.end.check_sent("recv")
         with self.interrupts:
-            self.steps.take_in(self._batch_size, self.steps.outcomes.lay)
-            lanes = self.steps.receive(self._batch_size)
+            lanes = self.steps.receive(self._batch_size, self.steps.outcomes.lay)
             return *self.steps.outcome(lanes), indices_of(lanes)
 
     def collect(self, num_steps: int, actions: Tree | None = None) -> Batch:
@@ -220,16 +214,14 @@ class MPIVectorEnv(CalledByName):
         envs_slice
             The envs that take them, as `collect_some` returned them; None is all.
         """
-        self.end.check_open()
         lanes = self._lanes_of(envs_slice)
-        self._state.check_ready_for_fragment(lanes, num_steps)
+        self.end.check_ready_for_fragment(lanes, num_steps)
         with self.interrupts:
             self._fragments.send(lanes, int(num_steps), actions)
 
     def collect_wait(self) -> Batch:
         """Wait for the steps of `collect_async` of all envs; return what `collect` returns."""
-        self.end.check_open()
-        self._state.check_sent_fragments("collect_wait", self._driver.lanes)
+        self.end.check_sent_fragments("collect_wait", self._driver.lanes)
         with self.interrupts:
             return self._fragments.receive(len(self._driver.lanes))[1]
 
@@ -241,8 +233,7 @@ class MPIVectorEnv(CalledByName):
         What `collect` returns, for these envs, with `envs_slice` too: their indices, int64, in increasing order; give
         it to `collect_async`.
         """
-        self.end.check_open()
-        self._state.check_sent_fragments("collect_some")
+        self.end.check_sent_fragments("collect_some")
         with self.interrupts:
             lanes, batch = self._fragments.receive(self._batch_size)
             return {**batch, "envs_slice": indices_of(lanes)}
@@ -267,7 +258,7 @@ class MPIVectorEnv(CalledByName):
             self._fragments.set_parameters(parameters)
 
     def render(self) -> Values:
-        """Return what each env's `render` gives, in env order."""
+        """Render each env; return the frames in env order."""
         frames = self._call_envs("render")
         return tuple(frames[index] for index in range(self.num_envs))
 
@@ -281,8 +272,7 @@ class MPIVectorEnv(CalledByName):
         self._call_envs("set_some", list(env_indices), name, list(inputs.values_of_each(values, len(env_indices))))
 
     def _call_envs(self, method: str, *args: object) -> dict[int, object]:
-        self.end.check_open()
-        self._state.check_idle(method)
+        self.end.check_idle(method)
         with self.interrupts:
             return self._driver.call_envs(method, *args)
 

@@ -1,6 +1,7 @@
 """The model gives back what was put into it, and saturates where trying each number of ranks finds it."""
 
 import math
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,15 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import CLONE, Job, job_environment
+from jobs import CLONE, job_environment
 
 from mpi_rollout.studies.jobs import JobOptions
 from mpi_rollout.studies.statistics import NoFit
 from mpi_rollout.studies.study_file import StudyFile, read_study
 
+sys.path.insert(0, str(CLONE / "benchmarks"))
 sys.path.insert(0, str(CLONE / "benchmarks" / "model"))
 
 from model_study import Fitting, make_study
+from sleeping import SleepingEnv
 from step_model import (
     Constants,
     ExchangePoint,
@@ -252,10 +255,21 @@ def test_what_gives_no_constants_is_refused_in_one_line(tmp_path: Path):
     assert (done.returncode, done.stderr) == (1, "1 points of several ranks, 5 and one of one rank are needed\n")
 
 
-@pytest.mark.mpi
-def test_real_jobs_of_sleeping_envs_are_measured(job: Job):
-    options = ("--step-s", "0.001", "--probe", "1", "--check", "1", "--fragment-length", "2", "--repeats", "1")
-    done = run_program(job.folder, "measure", *options, "--out", "model.json", timeout=240)
+def test_jobs_of_sleeping_envs_are_measured(tmp_path: Path):
+    """By a launcher that starts nothing and says what a run would say."""
+    launcher = shlex.join([sys.executable, str(CLONE / "tests" / "helpers" / "fake_launcher.py")])
+    options = ("--probe", "1,3", "--check", "1,2", "--fragment-length", "2", "--repeats", "1", "--launcher", launcher)
+    done = run_program(tmp_path, "measure", *options, "--out", "model.json")
     assert done.returncode == 0, done.stderr
-    file: StudyFile = read_study(str(job.folder / "model.json"))
-    assert file.done == {*file.study.order()} and not file.failed
+    file: StudyFile = read_study(str(tmp_path / "model.json"))
+    assert file.done == {*file.study.order()} and not file.failed and len(file.done) == 10
+
+
+def test_a_sleeping_env_sleeps_as_long_as_it_is_asked_on_average(monkeypatch):
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    env = SleepingEnv(step_s=0.02, spread_s=0.01, observation_bytes=5)
+    assert env.reset(seed=3)[0].shape == env.observation_space.shape == (5,)
+    for _ in range(1000):
+        env.step(0)
+    assert np.mean(slept) == pytest.approx(0.02, rel=0.05) and np.std(slept) == pytest.approx(0.01, rel=0.1)

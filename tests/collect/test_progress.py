@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mpi_rollout.collect import progress
-from mpi_rollout.collect.progress import Bar, Lines, Shares, make_progress
+from mpi_rollout.collect.progress import Bar, Lines, Recent, make_progress
 from mpi_rollout.process.clock import Clock
 from mpi_rollout.process.terminal import Terminal
 
@@ -134,13 +134,13 @@ def test_a_terminal_that_can_erase_nothing_gets_lines(monkeypatch):
 def test_shares_are_those_of_the_time_since_the_last_asking():
     clock = Clock()
     clock.seconds.update(step=50.0, write=50.0)
-    shares = Shares(clock)
+    shares = Recent(clock)
     clock.seconds["step"] += 1.0
     clock.seconds["send"] += 1.0
     clock.seconds["wait"] += 1.0
     clock.seconds["policy"] += 1.0
     clock.seconds["other"] += 100.0
-    assert shares.take() == "envs 25%, exchange 50%, policy 25%, write 0%"
+    assert shares.shares() == "envs 25%, exchange 50%, policy 25%, write 0%"
     clock.seconds["write"] += 3.0
-    assert shares.take() == "envs 0%, exchange 0%, policy 0%, write 100%"
-    assert shares.take() == "envs 0%, exchange 0%, policy 0%, write 0%"
+    assert shares.shares() == "envs 0%, exchange 0%, policy 0%, write 100%"
+    assert shares.shares() == "envs 0%, exchange 0%, policy 0%, write 0%"

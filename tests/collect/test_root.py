@@ -19,7 +19,7 @@ from mpi_rollout.collect.root import Root
 from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import SignalInterrupt, StorageError
 from mpi_rollout.policies.random import RandomPolicy
-from mpi_rollout.storage import run_file, schema
+from mpi_rollout.storage import ownership, run_file, schema
 from mpi_rollout.storage.status import read_status
 
 NUM_ENVS, NUM_STEPS = 3, 20
@@ -175,7 +175,7 @@ def test_without_trajectories_only_the_throughput_is_written(out: Path):
 def test_the_memory_of_three_blocks_is_checked_and_room_for_the_file(out: Path, monkeypatch, capfd):
     asked: list[int] = []
     monkeypatch.setattr(root_module, "check_blocks", asked.append)
-    monkeypatch.setattr(schema, "TOLD_NBYTES", 1)
+    monkeypatch.setattr(ownership, "TOLD_NBYTES", 1)
     assert drive(root_of(out)) == 0
     row_nbytes = Block.row_nbytes(*SPACES, NUM_ENVS)
     assert asked == [3 * schema.rows_per_block(row_nbytes, NUM_STEPS) * row_nbytes]

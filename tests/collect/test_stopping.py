@@ -13,8 +13,7 @@ from stopped_runs import ENVS, HOST, OUT, PACED, assert_begins, assert_stopped, 
 
 
 @pytest.mark.mpi(3)
-@pytest.mark.parametrize("place", ["root", "other"])
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(("place", "name"), [("root", "SIGINT"), ("other", "SIGTERM")])
 def test_a_signal_to_a_rank_ends_all_ranks_at_the_same_step(job, whole, num_ranks, place, name):
     run = start_long(job, num_ranks)
     run.wait_until(lambda: committed(job.folder / "run.h5.part"))

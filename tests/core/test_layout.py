@@ -44,14 +44,21 @@ def full_layout(space: spaces.Space, capacity: int) -> SlotLayout:
 @pytest.mark.parametrize("rows", [1, 2, 7])
 @pytest.mark.parametrize("make", [SlotLayout, full_layout], ids=["plain", "full"])
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_the_parts_of_a_slot_do_not_overlap(space: spaces.Space, make: Callable[..., SlotLayout], rows: int):
+def test_the_columns_of_a_slot_are_contiguous_in_cache_lines_of_their_own(
+    space: spaces.Space, make: Callable[..., SlotLayout], rows: int
+):
     layout = make(space, rows)
-    buffer = np.zeros((1, layout.nbytes), np.uint8)
-    views = [*layout.header(buffer), *all_of(layout.columns(buffer, rows))]
-    starts = [view.ctypes.data - buffer.ctypes.data for view in views]
-    pieces = sorted((start, start + view.nbytes) for start, view in zip(starts, views, strict=True))
-    edges = [edge for piece in pieces for edge in piece]
-    assert edges == sorted(edges) and edges[0] >= 0 and edges[-1] <= layout.nbytes
+    buffer = np.zeros(layout.nbytes, np.uint8)
+    columns = layout.columns(buffer, rows)
+    arrays, header = all_of(columns), layout.header(buffer)
+    assert all(array.flags.c_contiguous for array in arrays)
+    starts = [view.ctypes.data - buffer.ctypes.data for view in [*header, *arrays]]
+    assert not any(start % ALIGNMENT for start in starts[len(header) :])
+    ends = [start + view.nbytes for start, view in zip(starts, [*header, *arrays], strict=True)]
+    assert all(before <= start for before, start in zip([0, *ends], [*starts, layout.nbytes], strict=True))
+    for leaf, array in zip(leaves(space), columns.observation_arrays, strict=True):
+        assert leaf.of(columns.observations) is array
+        assert array.shape == (rows, *leaf.shape) and array.dtype == leaf.dtype
 
 
 @pytest.mark.parametrize("make", [SlotLayout, full_layout], ids=["plain", "full"])
@@ -76,11 +83,11 @@ def test_the_headers_of_all_slots_are_seen_in_one_array_each():
     layout = SlotLayout(EVERY_DTYPE, 2)
     slots = np.zeros((3, layout.nbytes), np.uint8)
     for rank in range(3):
-        step_s, mark, infos_nbytes, _ = layout.header(slots[rank][None])
-        step_s[0], mark[0], infos_nbytes[0] = rank / 4, 10 + rank, 2**40 + rank
-    step_s, marks, infos_nbytes, _ = layout.header(slots)
+        step_s, mark, has_infos, _ = layout.header(slots[rank][None])
+        step_s[0], mark[0], has_infos[0] = rank / 4, 10 + rank, 2**40 + rank
+    step_s, marks, has_infos, _ = layout.header(slots)
     assert step_s.tolist() == [0, 0.25, 0.5] and marks.tolist() == [10, 11, 12]
-    assert infos_nbytes.tolist() == [2**40, 2**40 + 1, 2**40 + 2]
+    assert has_infos.tolist() == [2**40, 2**40 + 1, 2**40 + 2]
 
 
 def test_a_slot_that_nobody_reads_is_a_cache_line():
@@ -98,24 +105,6 @@ def test_a_slot_that_nobody_reads_is_a_cache_line():
     unpacker.lay_results(3)
     unpacker.unpack(3, 4)
     assert block.num_ended.tolist() == [[0, 0]] * 3 + [[7, 8], [0, 0]]
-
-
-@pytest.mark.parametrize("space", SPACES, ids=str)
-def test_columns_of_a_slot_are_contiguous_and_begin_at_cache_lines(space: spaces.Space):
-    layout = full_layout(space, 5)
-    buffer = np.zeros(layout.nbytes, np.uint8)
-    for column in all_of(layout.columns(buffer, 5)):
-        assert column.flags.c_contiguous
-        assert (column.ctypes.data - buffer.ctypes.data) % ALIGNMENT == 0
-
-
-@pytest.mark.parametrize("space", SPACES, ids=str)
-def test_a_slot_hangs_its_observations_in_the_shape_of_the_space(space: spaces.Space):
-    layout = SlotLayout(space, 3)
-    columns = layout.columns(np.zeros(layout.nbytes, np.uint8), 3)
-    for leaf, array in zip(leaves(space), columns.observation_arrays, strict=True):
-        assert leaf.of(columns.observations) is array
-        assert array.shape == (3, *leaf.shape) and array.dtype == leaf.dtype
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
@@ -168,40 +157,27 @@ def make_block(num_rows: int = 4, num_envs: int = 5) -> Block:
     return Block(Nested.observation_space, Nested.action_space, num_envs, 2, num_rows)
 
 
-def test_a_block_names_its_arrays_as_the_file_does():
+def test_the_arrays_of_a_block_are_contiguous_and_have_the_names_of_the_file():
     block = make_block()
     expected = {f"observations/{leaf.path}" for leaf in leaves(Nested.observation_space)}
     expected |= {f"actions/{leaf.path}" for leaf in leaves(Nested.action_space)}
     assert set(block.named) == expected | {"rewards", "terminations", "truncations"}
-
-
-def test_a_block_of_an_array_space_names_it_without_a_path():
-    space = spaces.Discrete(2)
-    block = Block(space, space, 3, 1, 2)
-    assert set(block.named) == {"observations", "actions", "rewards", "terminations", "truncations"}
-
-
-def test_the_arrays_of_a_block_are_contiguous_and_share_no_memory():
-    arrays = list(make_block().named.values())
+    arrays = list(block.named.values())
     assert all(array.flags.c_contiguous and array.shape[:2] == (4, 5) for array in arrays)
     assert not any(np.shares_memory(*pair) for pair in itertools.combinations(arrays, 2))
+    space = spaces.Discrete(2)
+    single = Block(space, space, 3, 1, 2)
+    assert set(single.named) == {"observations", "actions", "rewards", "terminations", "truncations"}
 
 
-def test_a_row_of_a_block_is_a_view_in_the_shape_of_the_space():
-    block = make_block()
-    block.named["observations/pair/_index_1"][2, 3] = 7
-    row = block.observations_of(2)
-    assert row["pair"][1][3].tolist() == [[7, 7, 7], [7, 7, 7]]
-    assert all(leaf.of(row).flags.c_contiguous for leaf in leaves(Nested.observation_space))
-
-
-def test_a_part_of_the_envs_of_a_row_is_a_contiguous_view_too():
+def test_observations_of_a_row_are_contiguous_views_in_the_shape_of_the_space():
     block = make_block()
     block.named["observations/pair/_index_0"][2] = np.arange(5)
-    part = block.observations_of(2, slice(1, 4))
-    assert part["pair"][0].tolist() == [1, 2, 3]
-    for leaf, array in zip(leaves(Nested.observation_space), block.observation_arrays, strict=True):
-        assert leaf.of(part).flags.c_contiguous and np.shares_memory(leaf.of(part), array)
+    for envs in (slice(None), slice(1, 4)):
+        part = block.observations_of(2, envs)
+        assert part["pair"][0].tolist() == [*range(5)][envs]
+        for leaf, array in zip(leaves(Nested.observation_space), block.observation_arrays, strict=True):
+            assert leaf.of(part).flags.c_contiguous and np.shares_memory(leaf.of(part), array)
 
 
 def test_the_bytes_of_a_row_are_those_of_its_arrays():

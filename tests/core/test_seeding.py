@@ -5,7 +5,7 @@ from itertools import islice, product
 
 import numpy as np
 import pytest
-from jobs import Job, datasets
+from jobs import Job, Start, datasets
 
 from mpi_rollout.core.seeding import (
     WordsOfEnvs,
@@ -32,15 +32,11 @@ def test_episode_k_has_word_k_of_the_envs_own_sequence(seed: int, env_index: int
     assert seeds_of_episodes(seed, np.full(100, env_index), np.arange(100)).tolist() == words.tolist()
 
 
-def test_episode_a_million_has_its_word_too():
+def test_seeds_may_begin_with_any_episode():
     words = np.random.SeedSequence(9, spawn_key=(3,)).generate_state(10**6 + 100)
     assert (seeds_of_episodes(9, np.full(len(words), 3), np.arange(len(words))) == words).all()
-    assert list(islice(episode_seeds(9, 3, 10**6), 100)) == words[10**6 :].tolist()
-
-
-@pytest.mark.parametrize("first", [1, 2, 3, 4, 63, 1000])
-def test_seeds_may_begin_with_any_episode(first: int):
-    assert list(islice(episode_seeds(4, 2, first), 9)) == first_seeds(4, 2, first + 9)[first:]
+    for first in (1, 2, 3, 4, 63, 1000, 10**6):
+        assert list(islice(episode_seeds(9, 3, first), 100)) == words[first : first + 100].tolist()
 
 
 def test_late_seeds_take_no_more_memory_than_the_first_ones():
@@ -59,16 +55,13 @@ def test_late_seeds_take_no_more_memory_than_the_first_ones():
 def test_seeds_are_python_integers_of_32_bits():
     seeds = first_seeds(2**70, 2**20, 200)
     assert all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
+    assert seeds_of_episodes(0, np.array([], np.int64), np.array([], np.int64)).shape == (0,)
 
 
 def test_seeds_of_many_envs_are_the_same_in_whatever_order_they_are_asked():
     env, episode = np.array([2, 0, 2, 1]), np.array([700, 0, 63, 64])
     at_once = seeds_of_episodes(1, env, episode).tolist()
     assert [seeds_of_episodes(1, env[[i]], episode[[i]])[0] for i in (1, 3, 2, 0)] == [at_once[i] for i in (1, 3, 2, 0)]
-
-
-def test_no_episodes_have_no_seeds():
-    assert seeds_of_episodes(0, np.array([], np.int64), np.array([], np.int64)).shape == (0,)
 
 
 def test_runs_with_seeds_0_and_1_share_no_stream():
@@ -130,27 +123,20 @@ def act(observations):
 
 
 @pytest.mark.any_mpi
-def test_envs_that_draw_from_the_global_generators_give_the_same_on_the_same_ranks_and_each_rank_its_own(job: Job):
+def test_draws_of_global_generators_are_the_same_on_the_same_ranks_and_go_on_in_a_continued_run(job: Job):
     (job.folder / "globally.py").write_text(GLOBAL)
-    run = ("--env-factory", "globally:Global", "--num-envs", "4", "--num-steps", "9", "--progress", "none")
-    first, again, other = (
-        datasets(job.collect(2, *run, "--seed", seed, out=f"{number}.h5"))["observations"]
-        for number, seed in enumerate(["1", "1", "2"])
-    )
-    assert first.tobytes() == again.tobytes()
-    assert len(set(first[..., 1:].ravel()) | set(other[..., 1:].ravel())) == 2 * 10 * 4 * 2
+    env = ("--env-factory", "./globally.py:Global", "--progress", "none")
+    run = (*env, "--num-envs", "4", "--num-steps", "9", "--seed", "1")
+    first, again = (datasets(job.collect(2, *run, out=f"{name}.h5"))["observations"] for name in "ab")
+    assert first.tobytes() == again.tobytes() and len(set(first[..., 1:].ravel())) == 2 * 10 * 4
     assert len(set(first[0, :, 0])) == 4
 
-
-@pytest.mark.any_mpi
-def test_a_run_that_is_continued_does_not_draw_again_what_it_has_drawn(job: Job):
-    (job.folder / "globally.py").write_text(GLOBAL)
-    sizes = ("--num-envs", "2", "--num-steps", "24", "--progress", "none", "--out", "run.h5")
-    run = ("--env-factory", "globally:Global", "--policy", "globally:act", *sizes)
-    assert job(None, *run, STOP_AT="raise:14").code == 70
-    assert job(None, *run).code == 0
-    observations = datasets(job.folder / "run.h5")["observations"]
-    assert len(set(observations[..., 2].ravel())) == 25 * 2
+    run = (*env, "--policy", "./globally.py:act", "--num-envs", "2", "--num-steps", "24", "--out", "run.h5")
+    stopped, other = Start(run, environment={"STOP_AT": "raise:14"}), Start((*run[:-1], "other.h5", "--seed", "1"))
+    assert [end.code for end in job.series([stopped, Start(run), other])] == [70, 0, 0]
+    observations = [datasets(job.folder / name)["observations"] for name in ("run.h5", "other.h5")]
+    drawn = [set(columns[..., 2].ravel()) for columns in observations]
+    assert len(drawn[0]) == 25 * 2 and not drawn[0] & drawn[1]
 
 
 @pytest.mark.any_mpi

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mpi_rollout.doctor.probe import OK
-from mpi_rollout.doctor.world import judge_launcher, judge_slurm, launcher_of
+from mpi_rollout.doctor.probe import BAD, OK
+from mpi_rollout.doctor.world import judge_launcher, judge_size, judge_slurm, launcher_of
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,11 @@ def test_a_slurm_job_whose_srun_may_not_take_cpus_per_task_is_warned_of():
     assert judge_slurm(job)[0].advice.startswith("export SRUN_CPUS_PER_TASK=2")
     assert judge_slurm(job | {"SRUN_CPUS_PER_TASK": "2"})[0].state == OK
     assert judge_slurm({}) == []
+
+
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_a_process_that_is_alone_though_a_launcher_claims_more_is_bad(monkeypatch, variable: str):
+    monkeypatch.setenv(variable, "3")
+    found = judge_size(1, "MPICH 4", "")
+    assert found.state == BAD and f"3 processes were started ({variable}=3), each is alone" in found.found
+    assert judge_size(3, "MPICH 4", "").state == OK

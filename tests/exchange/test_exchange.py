@@ -7,13 +7,14 @@ import pytest
 from envs import Counting, Nested
 from gymnasium import spaces
 
+from mpi_rollout.core.layout import RESTARTED, SHORT
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.orders import HEADER_NBYTES, Command, Contents
 from mpi_rollout.exchange.transports import Transport
-from mpi_rollout.exchange.waiting import SpinWait
+from mpi_rollout.exchange.waiting import Wait
 
 LIVES = Leaf(("lives",), np.dtype(np.int64), ())
 
@@ -24,7 +25,7 @@ def exchange_of(
     """An exchange without messages, of this rank."""
     comm = SimpleNamespace(rank=rank, size=first_rank + partition.num_ranks)
     contents = Contents(Counting.observation_space, action_space, infos=(LIVES,))
-    return Exchange(comm, partition, first_rank, contents, Transport, SpinWait())
+    return Exchange(comm, partition, first_rank, contents, Transport, Wait())
 
 
 def test_an_order_has_aligned_columns_for_the_actions_of_all_envs():
@@ -127,6 +128,17 @@ def test_infos_that_cannot_be_read_are_refused_with_their_envs():
     exchange = exchange_of(Partition(5, 2, first_env=10))
     with pytest.raises(DataError, match=r'^envs 13 to 14: their infos cannot be read on rank 0: .*infos="none"\)$'):
         exchange.infos._unpacked(slice(3, 5), np.zeros(9, np.uint8))
+
+
+@pytest.mark.parametrize(("mark", "expected"), [(0, SHORT), (RESTARTED, RESTARTED), (-15, -15)])
+def test_a_slot_says_that_its_rank_is_short_of_processor_time_if_it_has_nothing_else_to_say(mark: int, expected: int):
+    exchange = exchange_of(Partition(4, 2), rank=1)
+    exchange.own_marks[0] = mark
+    exchange.post_slot()
+    assert exchange.own_marks[0] == mark
+    exchange.transport.is_short = lambda: True
+    exchange.post_slot()
+    assert exchange.own_marks[0] == expected
 
 
 def test_the_slot_of_a_lost_rank_says_that_its_episodes_are_over():

@@ -17,7 +17,7 @@ from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.world import SingleRankComm
 
-NUM_ENVS, NUM_STEPS = 17, 15
+NUM_ENVS, NUM_STEPS = 17, 10
 MODES = ("next_step", "same_step")
 WAYS: dict[str, dict[str, Any]] = {
     "one group": {},
@@ -129,7 +129,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str,
     return of
 
 
-@pytest.mark.mpi(1, 3)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize("way", LIVING)
 def test_views_live_until_the_call_after_the_next(lives, num_ranks: int, way: str):
     is_alive, is_reused = lives(num_ranks)[way]

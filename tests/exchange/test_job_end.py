@@ -15,49 +15,44 @@ SHORT = ("--num-envs", "4", "--num-steps", "20", "--progress", "none", *OUT)
 SOON = {"MPI_ROLLOUT_END_S": "1"}
 
 
-@pytest.mark.mpi(2)
-@pytest.mark.parametrize(
-    ("how", "who"),
-    [
-        ("thread", "thread viewer (exiting_envs.py, line "),
-        ("atexit", "what the main thread is in (exiting_envs.py, line "),
-        ("del", "what the main thread is in (exiting_envs.py, line "),
-    ],
-)
-def test_a_complete_run_ends_with_its_own_code_and_says_what_an_env_left(job: Job, num_ranks: int, how: str, who: str):
-    result = job(num_ranks, "--env-factory", "exiting_envs:Lingering", *kwargs(how=how, rank=1), *SHORT, **SOON)
+@pytest.mark.mpi(4)
+def test_a_complete_run_ends_with_its_own_code_and_says_what_envs_left(job: Job, num_ranks: int):
+    hows = {"1": "thread", "2": "atexit", "3": "del"}
+    result = job(num_ranks, "--env-factory", "exiting_envs:Lingering", *kwargs(hows=hows), *SHORT, **SOON)
     assert result.code == 0 and "run.h5" in outputs(job.folder), result.err
-    [message] = result.messages
-    assert message.startswith(f"rank 1 ({HOST}): all is done, but this process has not ended in 1 s because of {who}")
-    assert message.endswith("ended it with exit code 0 (MPI_ROLLOUT_END_S gives it more seconds)")
+    for rank, message in enumerate(sorted(result.messages), 1):
+        who = "thread viewer" if hows[str(rank)] == "thread" else "what the main thread is in"
+        late = f"rank {rank} ({HOST}): all is done, but this process has not ended in 1 s because of {who}"
+        assert message.startswith(f"{late} (exiting_envs.py, line ")
+        assert message.endswith("ended it with exit code 0 (MPI_ROLLOUT_END_S gives it more seconds)")
 
 
-@pytest.mark.mpi(2)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_an_env_that_does_not_close_keeps_no_complete_run(job: Job, num_ranks: int, rank: int):
-    result = job(num_ranks, "--env-factory", "exiting_envs:Closing", *kwargs(how="wait", rank=rank), *SHORT, **SOON)
+@pytest.mark.mpi(3)
+def test_envs_that_do_not_close_keep_no_complete_run(job: Job, num_ranks: int):
+    result = job(num_ranks, "--env-factory", "exiting_envs:Closing", *kwargs(ranks=[0, 2]), *SHORT, **SOON)
     assert result.code == 0 and "run.h5" in outputs(job.folder), result.err
-    [hanging, closed] = result.messages
-    assert f"env {2 * rank}, " in hanging and "takes longer than 1 s, in" in hanging
-    assert closed == f"rank {rank} ({HOST}): closing its envs: EnvTimeout: took longer than 1 s"
+    hanging = [message for message in result.messages if "takes longer than 1 s, in" in message]
+    assert sorted(message.partition("envs ")[2][:1] for message in hanging) == ["0", "3"]
+    closed = sorted({*result.messages} - {*hanging})
+    assert closed == [f"rank {rank} ({HOST}): closing its envs: EnvTimeout: took longer than 1 s" for rank in (0, 2)]
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize(("last", "code"), [("", 0), ("sys.exit(3 * (envs is None))", 3)])
-def test_a_rank_of_a_trainer_ends_too_with_the_code_of_its_script(job: Job, num_ranks: int, last: str, code: int):
+def test_a_rank_of_a_trainer_ends_too_with_the_code_of_its_script(job: Job, num_ranks: int):
     program = """
 import exiting_envs, sys, mpi_rollout
-with mpi_rollout.connect(lambda: exiting_envs.Lingering("thread", 1), 4) as envs:
+with mpi_rollout.connect(lambda: exiting_envs.Lingering({"1": "thread"}), 4) as envs:
     if envs is not None:
         envs.reset()
+sys.exit(3 * (envs is None))
 """
-    result = job.script(num_ranks, program + last, **SOON)
-    assert result.code == code, result.err
+    result = job.script(num_ranks, program, **SOON)
+    assert result.code == 3, result.err
     [message] = result.messages
     assert "not ended in 1 s because of thread viewer (exiting_envs.py, line " in message
 
 
-@pytest.mark.mpi(1, 2)
+@pytest.mark.mpi(2)
 def test_a_process_that_connects_again_and_again_has_no_more_threads(job: Job, num_ranks: int):
     program = """
 import threading, mpi_rollout
@@ -65,16 +60,10 @@ for _ in range(3):
     with mpi_rollout.connect("CartPole-v1", 2) as envs:
         if envs is not None: envs.reset()
 num_watching = [thread.name for thread in threading.enumerate()].count("ending")
-assert num_watching == int(mpi_rollout.exchange.world.comm_world().size > 1)
+assert num_watching == 1
 """
     result = job.script(num_ranks, program)
     assert (result.code, result.err) == (0, "")
-
-
-@pytest.mark.mpi(2)
-def test_a_limit_that_is_no_number_spoils_no_run(job: Job, num_ranks: int):
-    result = job(num_ranks, "--env", "CartPole-v1", *SHORT, MPI_ROLLOUT_END_S="1m")
-    assert (result.code, result.err) == (0, "") and "run.h5" in outputs(job.folder)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("", 3.0), ("7", 7.0), ("1m", 3.0), ("0", 3.0), ("-1", 3.0)])

@@ -12,6 +12,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import h5py
 import numpy as np
@@ -19,9 +20,9 @@ import pytest
 from jobs import Job, Result, Running, datasets, is_hydra, job_environment, mpiexec, once, processes_in, rank_of
 from stopped_runs import HOST, committed, kwargs, outputs
 
-from mpi_rollout.core.layout import LOST
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.seeding import episode_seeds
-from mpi_rollout.errors import RankLost
+from mpi_rollout.errors import RankLost, UsageError
 from mpi_rollout.exchange import surviving
 from mpi_rollout.exchange.surviving import ShrinkingTransport
 from mpi_rollout.exchange.transports import Buffers
@@ -75,10 +76,10 @@ def is_empty(folder: Path) -> bool:
 STEP_BY_STEP = ("--fragment-length", "1")
 
 
-def dying(after: dict[int, int], how: str = "kill", image: bool = False, num_envs: int = 10) -> tuple[str, ...]:
+def dying(after: dict[int, int], how: str = "kill") -> tuple[str, ...]:
     """The arguments of a run that loses ranks after some steps of their first env."""
-    steps = ("--num-envs", str(num_envs), "--num-steps", str(NUM_STEPS))
-    return "--env-factory", "failing_envs:dying", *kwargs(after=after, how=how, image=image), *steps
+    steps = ("--num-envs", "10", "--num-steps", str(NUM_STEPS))
+    return "--env-factory", "failing_envs:dying", *kwargs(after=after, how=how), *steps
 
 
 @once
@@ -139,50 +140,44 @@ def assert_ended(lost: dict[int, int], episodes: np.ndarray) -> None:
 
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize(
-    ("how", "options", "first_step"),
-    [("kill", STEP_BY_STEP, 150), ("segfault", (), 0), ("os_exit", ("--fragment-length", "30"), 121)],
+    ("how", "options", "first_step", "envs"),
+    [
+        ("kill", STEP_BY_STEP, 150, range(4, 7)),
+        ("segfault", (), 0, range(4, 7)),
+        ("os_exit", ("--fragment-length", "30", "--root-envs", "0"), 121, range(5)),
+    ],
 )
-def test_the_job_goes_on_without_a_rank_however_it_has_gone(ulfm, job, shelf, num_ranks, how, options, first_step):
+def test_the_job_goes_on_without_a_rank_however_it_has_gone(
+    ulfm, job, shelf, num_ranks, how, options, first_step, envs
+):
     """Of the fragment that it was lost in, a rank has sent no step."""
     result = run(job, num_ranks, *dying({1: 150}, how), *options)
     assert result.code == 0, result.err
     assert outputs(job.folder) == ["run.h5"]
     lost = losses(result)
-    step = lost[4]
-    assert lost.keys() == {4, 5, 6} and first_step <= step < NUM_STEPS
-    assert messages(result) == [f"lost rank 1 ({HOST}), envs 4 to 6, at step {step}; going on with 7 of 10 envs"]
-    assert f"lost 3 of 10 envs: rank 1 ({HOST}), envs 4 to 6, at step {step}" in result.out
+    step = lost[envs[0]]
+    assert [*lost] == [*envs] and first_step <= step < NUM_STEPS
+    words = f"rank 1 ({HOST}), envs {envs[0]} to {envs[-1]}, at step {step}"
+    assert messages(result) == [f"lost {words}; going on with {10 - len(envs)} of 10 envs"]
+    assert f"lost {len(envs)} of 10 envs: {words}" in result.out
     assert_whole_but(lost, job.folder / "run.h5", undisturbed("envs:Nested", 10, NUM_STEPS, shelf))
     assert faults_in(job.folder / "run.h5") == sorted(lost.items())
-    assert_verified(job, "run.h5")
 
 
-@pytest.mark.parametrize(("image", "factory"), [(False, "envs:Nested"), (True, "envs:Image")])
 @pytest.mark.mpi(4)
-def test_two_losses_one_after_the_other(ulfm, job, shelf, num_ranks, image, factory):
-    result = run(job, num_ranks, *dying({3: 60, 1: 150}, image=image), *STEP_BY_STEP)
+def test_one_loss_after_the_other_until_the_root_goes_on_alone(ulfm, job, shelf, num_ranks):
+    result = run(job, num_ranks, *dying({3: 20, 1: 90, 2: 160}), *STEP_BY_STEP)
     assert result.code == 0, result.err
     lost = losses(result)
-    assert len(messages(result)) == 2 and lost.keys() == {3, 4, 5, 8, 9} and lost[8] < lost[3]
-    assert messages(result)[1].endswith("going on with 5 of 10 envs")
-    assert_whole_but(lost, job.folder / "run.h5", undisturbed(factory, 10, NUM_STEPS, shelf))
+    assert [*lost] == [8, 9, 3, 4, 5, 6, 7] and lost[8] < lost[3] < lost[6]
+    assert [message.rpartition("; ")[2] for message in messages(result)] == [
+        f"going on with {num_left} of 10 envs" for num_left in (8, 5, 3)
+    ]
+    assert_whole_but(lost, job.folder / "run.h5", undisturbed("envs:Nested", 10, NUM_STEPS, shelf))
 
 
 @pytest.mark.mpi(3)
-def test_the_root_goes_on_alone(ulfm, job, shelf, num_ranks):
-    result = run(job, num_ranks, *dying({1: 20, 2: 100}))
-    assert result.code == 0, result.err
-    assert losses(result).keys() == set(range(4, 10))
-    assert_whole_but(losses(result), job.folder / "run.h5", undisturbed("envs:Nested", 10, NUM_STEPS, shelf))
-
-
-@pytest.mark.mpi(3)
-def test_a_root_without_envs_goes_on_until_no_rank_is_left_that_has_some(ulfm, job, shelf, num_ranks):
-    whole = undisturbed("envs:Nested", 10, NUM_STEPS, shelf)
-    result = run(job, num_ranks, *dying({2: 100}), "--root-envs", "0")
-    assert result.code == 0, result.err
-    assert_whole_but(losses(result), job.folder / "run.h5", whole)
-    (job.folder / "run.h5").unlink()
+def test_a_root_without_envs_goes_on_until_no_rank_is_left_that_has_some(ulfm, job, num_ranks):
     result = run(job, num_ranks, *dying({1: 20, 2: 100}), "--root-envs", "0", *STEP_BY_STEP)
     assert result.code == 70 and len(messages(result)) == 2
     assert re.search(
@@ -203,7 +198,7 @@ def kill(run: Running, rank: int, which: int) -> None:
             os.kill(found[which % len(found)], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("moment", range(4))
+@pytest.mark.parametrize("moment", range(2))
 @pytest.mark.mpi(4)
 def test_killed_at_random_moments(ulfm, job, shelf, num_ranks, moment):
     """One rank, then another: after a while, or while the others are still busy with the first loss."""
@@ -249,12 +244,10 @@ def test_a_rank_lost_outside_the_steps_never_hangs_the_job(ulfm, job, num_ranks,
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("how", ["exit()", "kill"])
-def test_the_last_of_two_ranks_ends_the_job_with_an_error_too(ulfm, job, num_ranks, how):
+def test_the_last_of_two_ranks_ends_the_job_with_an_error_too(ulfm, job, num_ranks):
     """Of the last rank mpirun makes 0, whatever it gives to MPI_Abort."""
-    result = run(
-        job, num_ranks, "--env-factory", "exiting_envs:Departing", *kwargs(how=how, rank=1, is_making=True), *SHORT
-    )
+    how = kwargs(how="exit()", rank=1, is_making=True)
+    result = run(job, num_ranks, "--env-factory", "exiting_envs:Departing", *how, *SHORT)
     assert result.code == 70 and messages(result) == ["lost rank 1, and the job ends with it"]
 
 
@@ -273,30 +266,17 @@ def test_a_rank_lost_in_closing_its_envs_changes_nothing(ulfm, job, num_ranks):
 
 
 @pytest.mark.mpi(3)
-def test_a_run_that_lost_envs_is_interrupted_and_stops_with_the_code_for_it(ulfm, job, shelf, num_ranks):
-    steps = ("--num-envs", "10", "--num-steps", str(NUM_STEPS * 100))
-    run = start(job, num_ranks, "--env-factory", "failing_envs:slow", *steps)
-    run.wait_until(lambda: (job.folder / "stepping").exists())
-    kill(run, 2, 1)
-    time.sleep(0.5)
-    run.interrupt(0)
-    result = run.finish()
-    assert result.code == 75 and is_empty(job.folder), result.err
-    assert len(messages(result)) == 2 and "stopped by SIGINT" in messages(result)[1]
-    assert committed(job.folder / "run.h5.part") > 0
-
-
-@pytest.mark.mpi(3)
-def test_envs_that_were_lost_begin_again_when_the_run_is_continued(ulfm, job, num_ranks):
+def test_envs_that_were_lost_begin_again_when_the_run_is_stopped_and_continued(ulfm, job, num_ranks):
     env = "--env-factory", "seeded_faults:slow", *kwargs(sleep_s=0.0003)
-    arguments = (*env, "--num-envs", "10", "--num-steps", "3000")
+    arguments = (*env, "--num-envs", "10", "--num-steps", "2000")
     run = start(job, num_ranks, *arguments)
     run.wait_until(lambda: committed(job.folder / "run.h5.part"))
     kill(run, 2, 1)
     time.sleep(0.3)
     run.interrupt(0)
-    assert run.finish().code == 75
-    assert_verified(job, "run.h5.part")
+    stopped = run.finish()
+    assert stopped.code == 75 and is_empty(job.folder), stopped.err
+    assert len(messages(stopped)) == 2 and "stopped by SIGINT" in messages(stopped)[1]
     lost, num_before = faults_in(job.folder / "run.h5.part"), committed(job.folder / "run.h5.part")
     assert [env for env, _ in lost] == [7, 8, 9] and len({step for _, step in lost}) == 1
     result = job(2, *arguments, "--progress", "none", "--out", "run.h5")
@@ -329,27 +309,26 @@ def assert_verified(job: Job, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "arguments", "code", "message"),
+    ("options", "message"),
     [
-        (2, ("--batch-size", "1"), 64, "--on-rank-loss shrink is for ranks in lockstep, got --batch-size 1"),
-        (2, ("--num-groups", "2"), 64, "--on-rank-loss shrink is for ranks in lockstep, got --num-groups 2"),
-        (2, ("--wait", "sleep"), 64, "--on-rank-loss shrink needs MPI's own waits, got --wait sleep"),
-        (
-            None,
-            (),
-            64,
-            "--on-rank-loss shrink needs 2 ranks or more, got 1; use mpirun --with-ft ulfm -n 2",
-        ),
-        (2, (), 78, "--on-rank-loss shrink needs "),
+        ({"batch_size": 1}, "is for ranks in lockstep, got --batch-size 1"),
+        ({"num_groups": 2}, "is for ranks in lockstep, got --num-groups 2"),
+        ({"wait": "sleep"}, "needs MPI's own waits, got --wait sleep"),
     ],
-    ids=["async", "groups", "waits", "alone", "launcher"],
+    ids=str,
 )
-@pytest.mark.mpi
-def test_the_option_is_refused_before_anything_is_made(job, num_ranks, arguments, code, message):
-    result = job(num_ranks, "--env", "CartPole-v1", "--on-rank-loss", "shrink", "--out", "run.h5", *arguments)
-    assert result.code == code and len(messages(result)) == 1
-    assert messages(result)[0].startswith(message)
-    assert outputs(job.folder) == []
+def test_only_lockstep_and_mpis_own_waits_go_on_without_a_rank(options: dict[str, Any], message: str):
+    with pytest.raises(UsageError, match=f"^--on-rank-loss shrink {message}"):
+        RolloutConfig(env="CartPole-v1", num_envs=4, num_steps=5, out="run.h5", on_rank_loss="shrink", **options)
+
+
+@pytest.mark.mpi(1, 2)
+def test_a_job_without_others_or_without_ulfm_is_refused_before_anything_is_made(job, num_ranks):
+    result = job(num_ranks, "--env", "CartPole-v1", "--on-rank-loss", "shrink", "--out", "run.h5")
+    alone = "2 ranks or more, got 1; use mpirun --with-ft ulfm -n 2"
+    [message] = messages(result)
+    assert message.startswith("--on-rank-loss shrink needs " + alone * (num_ranks == 1))
+    assert result.code == (64 if num_ranks == 1 else 78) and outputs(job.folder) == []
 
 
 # --- The root's side of it, without a job
@@ -410,13 +389,12 @@ def shrinking(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]
     def make(lost: list[int], **script: list[object]) -> SimpleNamespace:
         calls: list[str] = []
         monkeypatch.setattr(surviving, "be_last", lambda: calls.append("be last"))
-        slots, marks = np.zeros((3, 1, 8), np.uint8), np.zeros(3, np.int64)
+        slots = np.zeros((3, 1, 8), np.uint8)
         comm = Comm([0, 1, 2], calls, {}, lost)
         transport = ShrinkingTransport(Buffers(comm, np.zeros(8, np.uint8), slots[0], slots, range(3)), None)
-        transport.marks = marks
         calls.clear()
         comm.script.update({name.replace("_", " "): outcomes for name, outcomes in script.items()})
-        return SimpleNamespace(transport=transport, calls=calls, marks=marks)
+        return SimpleNamespace(transport=transport, calls=calls)
 
     return make
 
@@ -429,7 +407,7 @@ def test_a_step_goes_on_without_a_rank_that_is_lost_in_it(shrinking):
     run.transport.post_order()
     run.transport.await_slots(1)
     assert run.calls == ["Bcast 3", "Gatherv 3", *AGAIN, "Bcast 2", "Gatherv 2"]
-    assert run.transport.ranks.tolist() == [0, 2] and run.marks.tolist() == [0, LOST, 0]
+    assert run.transport.ranks.tolist() == [0, 2] and run.transport.lost_ranks == [1]
     run.transport.post_order()
     run.transport.await_slots(1)
     assert run.calls[-2:] == ["Bcast 2", "Gatherv 2"]
@@ -441,7 +419,7 @@ def test_an_order_with_more_than_actions_is_void_when_a_rank_is_lost_in_it(shrin
     with pytest.raises(RankLost, match=rf"^lost rank 2 \({HOST}\) between two steps$"):
         run.transport.spread("seed")
     assert run.calls == ["Bcast 3", "bcast 3", *AGAIN]
-    assert run.transport.ranks.tolist() == [0, 1] and not run.marks.any()
+    assert run.transport.ranks.tolist() == [0, 1] and run.transport.lost_ranks == []
     run.transport.post_order()
     assert run.transport.spread("seed") == "seed" and run.calls[-2:] == ["Bcast 2", "bcast 2"]
 

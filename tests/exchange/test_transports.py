@@ -1,15 +1,9 @@
-"""How orders and slots travel: each kind of transport between three ranks, and when one that switches does."""
+"""How orders and slots travel: each kind of transport between three ranks."""
 
-from types import SimpleNamespace
-
-import numpy as np
 import pytest
 from jobs import Job
 
-from mpi_rollout.core.layout import RESTARTED, SHORT
-from mpi_rollout.exchange import switching as switching_module
-from mpi_rollout.exchange.switching import IS_DIRECT, SwitchingTransport
-from mpi_rollout.exchange.transports import Buffers, Transport
+from mpi_rollout.exchange.transports import Transport
 
 PROGRAM = """
 import numpy as np
@@ -20,185 +14,92 @@ from mpi_rollout.core.partition import Partition
 from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.direct import *
 from mpi_rollout.exchange.exchange import Command, Exchange
-from mpi_rollout.exchange.switching import *
 from mpi_rollout.exchange.transports import *
-from mpi_rollout.exchange.waiting import SleepWait
+from mpi_rollout.exchange.waiting import Wait
 
 ROOM = 7
-comm = MPI.COMM_WORLD
-partition = Partition(7, 3)
+comm, partition = MPI.COMM_WORLD, Partition(7, 3)
 contents = Contents(spaces.Box(0, 1e6, (), np.float64), spaces.Discrete(1000), has_actions=True)
-exchange = Exchange(comm, partition, 0, contents, {kind}, SleepWait())
-envs, step = np.arange(7), 0
-# One step at a time; then fragments of any length in slots with room for 7 steps; then in others.
-for order, num_rows in enumerate([1] * 12 + [7, 1, 3, 7, 1, 1, 3, 3, 7, 7, 1, 3] + [1, 5, 5, 1]):
-    if order in (12, 24):
+for kind in (CollectiveTransport, DirectTransport, SwitchingTransport):
+    switches = kind is SwitchingTransport
+    exchange = Exchange(comm.Dup(), partition, 0, contents, kind, Wait())
+    envs, step = np.arange(7), 0
+    # One step at a time; then fragments of any length in slots with room for 7 steps; then in others.
+    for order, num_rows in enumerate([1] * 12 + [7, 1, 3, 7, 1, 1, 3, 3, 7, 7, 1, 3] + [1, 5, 5, 1]):
+        if order in (12, 24):
+            if comm.rank == 0:
+                exchange.post_order(Command.CALL)
+            else:
+                exchange.await_order()
+            exchange.make_room(ROOM if order == 12 else 5)
+            assert len(exchange.slot.rewards) == exchange.room == (ROOM if order == 12 else 5)
+        steps = step + np.arange(num_rows)
+        actions = envs * 10 + steps[:, None] % 9
+        is_chosen = num_rows > 1 and order % 4 == 3
         if comm.rank == 0:
-            exchange.post_order(Command.CALL)
+            exchange.post_steps(None if is_chosen else [actions], num_rows, step)
         else:
             exchange.await_order()
-            exchange.transport.listen()
-        exchange.make_room(ROOM if order == 12 else 5)
-        assert len(exchange.slot.rewards) == exchange.room == (ROOM if order == 12 else 5)
-    steps = step + np.arange(num_rows)
-    actions = envs * 10 + steps[:, None] % 9
-    is_chosen = num_rows > 1 and order % 4 == 3
+        received = exchange.order
+        assert (received.command, received.num_rows, received.step) == (Command.STEP, num_rows, step)
+        assert received.is_chosen is is_chosen
+        if order in (5, 15):
+            assert exchange.spread({"order": order} if comm.rank == 0 else None) == {"order": order}
+        own = actions[:, exchange.envs.start : exchange.envs.stop]
+        if not is_chosen:
+            (sent,) = received.own_actions
+            assert sent.tolist() == own.tolist()
+        exchange.infos.forget()
+        exchange.own_marks[:num_rows] = 0
+        for row in range(num_rows):
+            exchange.slot_rows[row].action_arrays[0][...] = own[row]
+            exchange.slot_rows[row].rewards[...] = own[row] + 0.25
+            exchange.slot_rows[row].observation_arrays[0][...] = own[row] + 0.5
+            if (step + row + comm.rank) % 3 == 0:
+                exchange.infos.put({"rank": comm.rank, "step": step + row}, row, is_kept=False)
+        exchange.own_marks[num_rows - 1] = 0 if num_rows == 1 else 100 + comm.rank
+        exchange.own_step_s[0] = order + comm.rank / 8
+        if switches and order % 7 == 3 and comm.rank == 1:
+            exchange.transport._adaptation.watch.is_short = lambda: True
+        if comm.rank:
+            exchange.post_slot()
+        else:
+            exchange.await_slots()
+            columns = exchange.columns
+            for row in range(num_rows):
+                assert exchange.take(columns.action_arrays[0], step=row).tolist() == actions[row].tolist()
+                assert exchange.take(columns.rewards, step=row).tolist() == (actions[row] + 0.25).tolist()
+                assert exchange.take(columns.observation_arrays[0], step=row).tolist() == (actions[row] + 0.5).tolist()
+            if num_rows > 1:
+                assert exchange.marks[:, num_rows - 1].tolist() == [100, 101, 102]
+            assert exchange.step_s.tolist() == [order, order + 1 / 8, order + 2 / 8]
+            if (exchange.marks == SHORT).any():  # By ranks that do not sleep already.
+                assert switches and not exchange.transport._is_direct
+                exchange.transport.note_shortage()
+            infos = exchange.infos.take()
+            expected = [(row, rank) for rank in range(3) for row in range(num_rows) if (step + row + rank) % 3 == 0]
+            assert [(row, info["rank"]) for row, _, info in infos] == expected, infos
+            assert [rows.start for _, rows, _ in infos] == [partition.envs_of(rank).start for _, rank in expected]
+            assert all(info["step"] == step + row for row, _, info in infos)
+        step += num_rows
     if comm.rank == 0:
-        exchange.post_steps(None if is_chosen else [actions], num_rows, step)
+        exchange.post_order(Command.STOP, 3)
     else:
         exchange.await_order()
-    received = exchange.order
-    assert (received.command, received.num_rows, received.step) == (Command.STEP, num_rows, step)
-    assert received.is_chosen is is_chosen
-    if order in (5, 15):
-        assert exchange.spread({{"order": order}} if comm.rank == 0 else None) == {{"order": order}}
-    own = actions[:, exchange.envs.start : exchange.envs.stop]
-    if not is_chosen:
-        (sent,) = received.own_actions
-        assert sent.tolist() == own.tolist()
-    exchange.infos.forget()
-    exchange.own_marks[:num_rows] = 0
-    for row in range(num_rows):
-        exchange.slot_rows[row].action_arrays[0][...] = own[row]
-        exchange.slot_rows[row].rewards[...] = own[row] + 0.25
-        exchange.slot_rows[row].observation_arrays[0][...] = own[row] + 0.5
-        if (step + row + comm.rank) % 3 == 0:
-            exchange.infos.put({{"rank": comm.rank, "step": step + row}}, row, is_kept=False)
-    exchange.own_marks[num_rows - 1] = 0 if num_rows == 1 else 100 + comm.rank
-    exchange.own_step_s[0] = order + comm.rank / 8
-    if {switches} and order % 7 == 3 and comm.rank == 1:
-        exchange.transport._adaptation.watch.is_short = lambda: True
-    if comm.rank:
-        exchange.post_slot()
-    else:
-        exchange.await_slots()
-        columns = exchange.columns
-        for row in range(num_rows):
-            assert exchange.take(columns.action_arrays[0], step=row).tolist() == actions[row].tolist()
-            assert exchange.take(columns.rewards, step=row).tolist() == (actions[row] + 0.25).tolist()
-            assert exchange.take(columns.observation_arrays[0], step=row).tolist() == (actions[row] + 0.5).tolist()
-        if num_rows > 1:
-            assert exchange.marks[:, num_rows - 1].tolist() == [100, 101, 102]
-        assert exchange.step_s.tolist() == [order, order + 1 / 8, order + 2 / 8]
-        if (exchange.marks == SHORT).any():
-            exchange.transport.note_shortage()
-        infos = exchange.infos.take()
-        expected = [(row, rank) for rank in range(3) for row in range(num_rows) if (step + row + rank) % 3 == 0]
-        assert [(row, info["rank"]) for row, _, info in infos] == expected, infos
-        assert [rows.start for _, rows, _ in infos] == [partition.envs_of(rank).start for _, rank in expected]
-        assert all(info["step"] == step + row for row, _, info in infos)
-    step += num_rows
-if comm.rank == 0:
-    exchange.post_order(Command.STOP, 3)
-else:
-    exchange.await_order()
-    assert (exchange.order.command, exchange.order.argument) == (Command.STOP, 3)
-    assert not {switches} or exchange.transport._direct is not None
-exchange.free()
+        assert (exchange.order.command, exchange.order.argument) == (Command.STOP, 3)
+        assert not switches or exchange.transport._direct is not None
+    exchange.free()
+    print(kind.__name__, "done")
 """
-KINDS = ("CollectiveTransport", "NonblockingTransport", "DirectTransport", "SwitchingTransport")
 
 
-@pytest.mark.mpi
-@pytest.mark.parametrize("kind", KINDS)
-def test_orders_slots_objects_and_infos_arrive_whole(job: Job, kind: str):
-    result = job.script(3, PROGRAM.format(kind=kind, switches=kind == "SwitchingTransport"))
+@pytest.mark.mpi(3)
+def test_orders_slots_objects_and_infos_arrive_whole(job: Job, num_ranks: int):
+    result = job.script(num_ranks, PROGRAM)
     assert result.code == 0, result.err
+    assert result.out.count("done") == 3 * num_ranks
 
 
 def test_the_root_alone_sends_nothing():
     transport = Transport(None, None)
     assert transport.spread(5) == 5 and transport.spread() is None and transport.arrival is None
-
-
-class Noted:
-    """A transport that notes what is asked of it."""
-
-    def __init__(self, name: str, calls: list[str]):
-        self.name, self.calls = name, calls
-
-    def __getattr__(self, method: str):
-        return lambda *_: self.calls.append(f"{self.name} {method}")
-
-
-class Switching:
-    """A transport that switches between two that note their calls; `sleeps` and `is_short` are what it is told."""
-
-    def __init__(self, mark: int | None = 0):
-        self.calls: list[str] = []
-        self.mark = None if mark is None else np.array([mark])
-        self.sleeps = self.is_short = False
-        self.num_made, order = 0, np.zeros(IS_DIRECT.stop, np.uint8)
-        self.header = order[IS_DIRECT].view(np.int64)
-        self.transport = SwitchingTransport(Buffers(self, order, None, None, range(2)), None)
-        self.transport.see_marks(self.mark, None)
-        watch = SimpleNamespace(restart=lambda: self.calls.append("restart"), is_short=lambda: self.is_short)
-        self.transport._adaptation = SimpleNamespace(watch=watch, sleeps=self._sleeps)
-
-    def make_direct(self) -> Noted:
-        self.num_made += 1
-        return Noted("direct", self.calls)
-
-    def _sleeps(self, is_other_short: bool) -> bool:
-        return self.sleeps or is_other_short
-
-    def take_calls(self) -> list[str]:
-        calls = self.calls[:]
-        self.calls.clear()
-        return calls
-
-
-@pytest.fixture(autouse=True)
-def direct_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a `Switching` note what its two transports are asked."""
-
-    def make_collective(buffers: Buffers, _: object) -> Noted:
-        collective = Noted("collective", buffers.comm.calls)
-        collective.buffers = buffers
-        return collective
-
-    monkeypatch.setattr(switching_module, "CollectiveTransport", make_collective)
-    monkeypatch.setattr(switching_module, "DirectTransport", lambda buffers, _: buffers.comm.make_direct())
-
-
-def test_the_root_changes_its_way_with_an_order_and_listens_by_the_new_one():
-    switching = Switching()
-    transport = switching.transport
-    transport.post_order()
-    transport.await_slots(1)
-    assert switching.take_calls() == ["collective post_order", "collective await_slots"] and switching.header[0] == 0
-    switching.sleeps = True
-    transport.post_order()
-    assert switching.take_calls() == ["collective send_order", "collective finish", "direct listen"]
-    assert switching.header[0] == 1
-    transport.post_order()
-    transport.await_slots(1)
-    assert switching.take_calls() == ["direct post_order", "direct await_slots"]
-    switching.sleeps = False
-    transport.post_order()
-    assert switching.take_calls() == ["direct send_order", "direct finish", "restart", "collective listen"]
-    assert switching.header[0] == 0
-    switching.sleeps = True
-    transport.post_order()
-    assert switching.num_made == 1
-    transport.free()
-    assert switching.take_calls()[-1] == "direct free"
-
-
-@pytest.mark.parametrize(("mark", "is_told"), [(0, True), (RESTARTED, False), (-15, False), (None, False)])
-def test_a_rank_that_is_short_of_processor_time_says_so_if_it_has_nothing_else_to_say(mark: int | None, is_told: bool):
-    switching = Switching(mark)
-    switching.transport.post_slot(1)
-    assert mark is None or switching.mark[0] == mark
-    switching.is_short = True
-    switching.transport.post_slot(1)
-    assert mark is None or switching.mark[0] == (SHORT if is_told else mark)
-
-
-def test_a_rank_that_sleeps_already_does_not_say_that_it_is_short():
-    switching = Switching()
-    switching.header[0] = 1
-    switching.transport.await_order()
-    switching.is_short = True
-    switching.transport.post_slot(1)
-    assert switching.mark[0] == 0

@@ -24,8 +24,7 @@ from mpi_rollout.exchange.waiting import (
     WINDOW_S,
     Adaptation,
     ProcessorWatch,
-    SleepWait,
-    SpinWait,
+    Wait,
     ranks_per_core,
     way_to_wait,
 )
@@ -79,16 +78,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def wait(clock: Clock, sleeping: SleepWait, seconds: float) -> tuple[int, float]:
+def wait(clock: Clock, sleeping: Wait, seconds: float) -> tuple[int, float]:
     """How often a wait for something that comes after some seconds looks, and how much too late the last look is."""
     looks, over_at = clock.looks, clock.now + seconds
-    sleeping.one(Request(clock, over_at))
+    sleeping.all([Request(clock, over_at)])
     return clock.looks - looks, clock.now - over_at
 
 
 @pytest.mark.parametrize("seconds", [0.003, 0.02, 1.0])
 def test_waits_that_take_long_each_time_need_few_looks_and_are_seldom_too_late(clock: Clock, seconds: float):
-    sleeping = SleepWait()
+    sleeping = Wait()
     for _ in range(NUM_REMEMBERED + 1):
         looks, late_s = wait(clock, sleeping, seconds)
     first_s = min(FIRST_SHARE * seconds, LONGEST_S)
@@ -97,7 +96,7 @@ def test_waits_that_take_long_each_time_need_few_looks_and_are_seldom_too_late(c
 
 
 def test_one_long_wait_does_not_delay_the_next_short_one(clock: Clock):
-    sleeping = SleepWait()
+    sleeping = Wait()
     for _ in range(10):
         wait(clock, sleeping, 0.001)
     wait(clock, sleeping, 5.0)
@@ -106,7 +105,7 @@ def test_one_long_wait_does_not_delay_the_next_short_one(clock: Clock):
 
 
 def test_when_waits_get_short_the_sleeps_do_too(clock: Clock):
-    sleeping = SleepWait()
+    sleeping = Wait()
     for _ in range(10):
         wait(clock, sleeping, 1.0)
     late = [wait(clock, sleeping, 0.0002)[1] for _ in range(12)]
@@ -115,7 +114,7 @@ def test_when_waits_get_short_the_sleeps_do_too(clock: Clock):
 
 def test_what_is_over_is_told_by_its_index(clock: Clock):
     requests = [Request(clock, 0.5), Request(clock, 0.2), Request(clock, 0.2)]
-    sleeping = SleepWait()
+    sleeping = Wait()
     assert sleeping.any(requests) == 1 and 0.2 <= clock.now < 0.3
     assert sleeping.some(requests) == [1, 2] and clock.now < 0.3
     sleeping.all(requests)
@@ -125,15 +124,13 @@ def test_what_is_over_is_told_by_its_index(clock: Clock):
 def test_a_spinning_rank_leaves_the_waiting_to_mpi():
     calls: list[tuple] = []
     request = SimpleNamespace(
-        Wait=lambda: calls.append(("Wait",)),
         Waitall=lambda requests: calls.append(("Waitall", *requests)),
         Waitany=lambda requests: 1,
         Waitsome=lambda requests: [0, 1] if len(requests) == 2 else None,  # None: no request is under way.
     )
-    spinning = SpinWait()
-    spinning.one(request)
+    spinning = Wait(lambda: False)
     spinning.all([request, 5])
-    assert calls == [("Wait",), ("Waitall", request, 5)]
+    assert calls == [("Waitall", request, 5)]
     assert spinning.any([request, 5]) == 1
     assert spinning.some([request, 5]) == [0, 1] and spinning.some([request]) == []
 
@@ -239,19 +236,10 @@ def test_processor_time_is_what_the_system_says(tmp_path: Path):
     assert processor_time(str(tmp_path / "none")) is None
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 def test_data_do_not_depend_on_how_and_how_often_ranks_change_their_way_to_wait(job: Job, num_ranks: int):
     run = ("--env", "CartPole-v1", "--num-envs", "7", "--num-steps", "150", "--seed", "3")
-    ways = [
-        (),
-        (
-            "--root-envs",
-            "0",
-        ),
-        ("--num-groups", "2"),
-        ("--batch-size", "1"),
-        ("--measure-limit",),
-    ]
+    ways = [(), ("--root-envs", "0"), ("--num-groups", "2"), ("--batch-size", "1"), ("--measure-limit",)]
     lengths = [("--fragment-length", "1" if number % 2 else "3") for number in range(len(ways))]
     commands = [(*run, *way, *lengths[number], "--out", f"{number}.h5") for number, way in enumerate(ways)]
     codes, num_changes = job.train(num_ranks, "amid_sharing", "runs", commands)
@@ -271,17 +259,17 @@ def test_the_root_warns_of_many_ranks_for_each_core(ratio: float, way: str, monk
     assert capfd.readouterr().err == told * (way == "sleep")
 
 
-@pytest.mark.mpi(2, 8)
-def test_ranks_sleep_where_there_are_many_for_each_core(job: Job, num_ranks: int):
-    result = job(num_ranks, *SHORT)
+@pytest.mark.mpi(8)
+@pytest.mark.parametrize("wait", ["auto", "spin"])
+def test_many_ranks_for_each_core_sleep_unless_another_way_is_chosen(job: Job, num_ranks: int, wait: str):
+    result = job(num_ranks, *SHORT, "--wait", wait)
     assert result.code == 0, result.err
-    is_crowded = num_ranks >= MANY * num_usable_cores()
+    is_crowded = wait == "auto" and num_ranks >= MANY * num_usable_cores()
     assert json.loads(result.out)["slept"] is is_crowded
     assert result.err.count(CROWDED) == is_crowded
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("wait", ["spin", "sleep"])
-def test_how_ranks_wait_can_be_chosen(job: Job, num_ranks: int, wait: str):
-    result = job(num_ranks, *SHORT, "--wait", wait)
-    assert json.loads(result.out)["slept"] is (wait == "sleep")
+def test_two_ranks_sleep_where_that_is_chosen(job: Job, num_ranks: int):
+    result = job(num_ranks, *SHORT, "--wait", "sleep")
+    assert json.loads(result.out)["slept"] is True and CROWDED not in result.err

@@ -102,11 +102,11 @@ class Forking(Image):
 
 
 class Lingering(Image):
-    """Keeps its process, on one rank, from ending."""
+    """Keeps its process from ending, on each of some ranks in a way of its own."""
 
-    def __init__(self, how, rank):
+    def __init__(self, hows):
         super().__init__()
-        self.how = how if rank == RANK else None
+        self.how = hows.get(str(RANK))
         if self.how == "thread":
             threading.Thread(target=linger, name="viewer").start()
         if self.how == "atexit":
@@ -122,15 +122,15 @@ def linger():
 
 
 class Closing(Image):
-    """Does not come out of its `close` on one rank."""
+    """Does not come out of its `close` on some ranks."""
 
-    def __init__(self, how, rank):
+    def __init__(self, ranks):
         super().__init__()
-        self.how = how if rank == RANK else None
+        self.is_waiting = RANK in ranks
 
     def close(self):
-        if self.how is not None:
-            WAYS[self.how]()
+        if self.is_waiting:
+            WAYS["wait"]()
 
 
 class Noting(Counting):

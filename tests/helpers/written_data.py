@@ -19,9 +19,9 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.process.clock import PHASES
+from mpi_rollout.storage.checked_file import committed_episodes
 from mpi_rollout.storage.run_file import Ending, Prefix
 from mpi_rollout.storage.schema import CHUNK, COMMIT, digest_of, first_digest, leaf_datasets, next_digest
-from mpi_rollout.storage.structure import committed_episodes
 from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.storage.writer import Writer, open_writer
 

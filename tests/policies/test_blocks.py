@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from mpi_rollout.core.spaces import leaves, tree_of
 from mpi_rollout.errors import ActionError
-from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
+from mpi_rollout.policies.blocks import BlockPolicy
 from mpi_rollout.policies.model import made_model
 from mpi_rollout.policies.sampling import Uniforms
 
@@ -21,7 +21,7 @@ CUTS = [[], [1], [63], [64], [65], [10, 70, 71, 128], [100, 200, 299]]
 
 
 def policy_of(policy: Any, *space: spaces.Space, block: int = 64, seed: int = 0) -> BlockPolicy:
-    return BlockPolicy(made_model(policy, "it"), *space, PolicyOptions(block, seed))
+    return BlockPolicy(made_model(policy, "it"), *space, block, seed)
 
 
 def slices(cuts: list[int], num_envs: int) -> list[range]:

@@ -150,13 +150,14 @@ def test_names_of_files_are_told_from_code():
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_missing_package_is_named_with_its_extra(kind: str, monkeypatch: pytest.MonkeyPatch):
-    *_, extra, package = FORMATS[kind]
+    extra, package = FORMATS[kind].extra, FORMATS[kind].package
     for name in list(sys.modules):
         if name.startswith("mpi_rollout.policies.") and name.rpartition(".")[2] not in ("sources", "model", "random"):
             monkeypatch.delitem(sys.modules, name)
         if name.startswith(f"{package}."):  # An import of these would not look at the package.
             monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setitem(sys.modules, package, None)
+    for name in (package, "torch"):  # SB3 needs torch too, which takes seconds to import.
+        monkeypatch.setitem(sys.modules, name, None)
     source = PolicySource(kind, "p.zip", KINDS[kind], "", "deterministic")
     with assert_refused(rf"--policy p.zip: needs a package .*pip install 'mpi_rollout\[{extra}\]'"):
         load_model(source, CART, TWO)

@@ -27,56 +27,70 @@ pytestmark = [
 PARTS = spaces.Dict(place=spaces.Box(-1, 1, (3,)), target=spaces.Dict(goal=spaces.Box(-1, 1, (2,))))
 
 
-def network(name: str) -> Any:
+def mlp() -> Any:
     import torch
     from torch import nn
 
-    class Gaussian(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mean, self.log_std = nn.Linear(4, 1), nn.Linear(4, 1)
-
-        def forward(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.mean(observations), self.log_std(observations)
-
-    class Parts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(5, 2)
-
-        def forward(self, place: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
-            return self.layer(torch.cat([place, goal], dim=1))
-
     torch.manual_seed(0)
-    mlp = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))
-    return {"logits": mlp, "gaussian": Gaussian(), "parts": Parts()}[name]
-
-
-NAMES: dict[str, tuple[list[str], list[str], list[tuple[int, ...]]]] = {
-    "logits": (["observations"], ["logits"], [(5, 4)]),
-    "gaussian": (["observations"], ["mean", "log_std"], [(5, 4)]),
-    "parts": (["place", "target/goal"], ["logits"], [(5, 3), (5, 2)]),
-}
+    return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))
 
 
 @cache
-def files_of(name: str, is_dynamic: bool = True, is_external: bool = False) -> dict[str, bytes]:
-    """The files that torch exports, by name."""
+def exported() -> dict[str, bytes]:
+    """The files that torch exports, by name: a network, and its weights beside it."""
     import torch
 
-    inputs, outputs, shapes = NAMES[name]
     with TemporaryDirectory() as folder:
         torch.onnx.export(
-            network(name),
-            tuple(torch.rand(shape) for shape in shapes),
+            mlp(),
+            (torch.rand(5, 4),),
             f"{folder}/p.onnx",
-            input_names=inputs,
-            output_names=outputs,
-            dynamic_shapes=tuple({0: "batch"} for _ in shapes) if is_dynamic else None,
-            external_data=is_external,
+            input_names=["observations"],
+            output_names=["logits"],
+            dynamic_shapes=({0: "batch"},),
+            external_data=True,
             verbose=False,
         )
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+@cache
+def content_of(name: str) -> bytes:
+    """A network in one file."""
+    import onnx
+
+    if name == "parts":
+        return linear({"place": 3, "target/goal": 2}, "logits")
+    if name == "gaussian":
+        return linear({"observations": 4}, "mean", "log_std")
+    with TemporaryDirectory() as folder:
+        for path, content in exported().items():
+            (Path(folder) / path).write_bytes(content)
+        model = onnx.load(f"{folder}/p.onnx")
+    if name == "of five":
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 5
+    return model.SerializeToString()
+
+
+def weights_of(output: str, rows: int) -> np.ndarray:
+    columns = 2 if output == "logits" else 1
+    return np.random.default_rng(len(output)).normal(size=(rows, columns)).astype(np.float32)
+
+
+def linear(inputs: dict[str, int], *outputs: str) -> bytes:
+    """A network whose outputs are products of its inputs, side by side, with weights of their own."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    nodes = [helper.make_node("Concat", list(inputs), ["all"], axis=1)]
+    nodes += [helper.make_node("MatMul", ["all", f"of {name}"], [name]) for name in outputs]
+    known = [numpy_helper.from_array(weights_of(name, sum(inputs.values())), f"of {name}") for name in outputs]
+    ends = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size]) for name, size in sizes.items()]
+        for sizes in (inputs, {name: 2 if name == "logits" else 1 for name in outputs})
+    ]
+    graph = helper.make_graph(nodes, "g", *ends, known)
+    opsets = [helper.make_opsetid("", 17)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
 
 
 @pytest.fixture
@@ -102,10 +116,11 @@ def test_it_acts_and_draws_as_the_network_says(name: str, actions: spaces.Space,
 
     observations = batch(CART)
     with torch.no_grad():
-        given = network(name)(torch.from_numpy(observations))
-    outputs = [output.numpy() for output in (given if isinstance(given, tuple) else [given])]
+        outputs = [mlp()(torch.from_numpy(observations)).numpy()]
+    if name == "gaussian":
+        outputs = [observations @ weights_of(output, 4) for output in ("mean", "log_std")]
     for mode in ("deterministic", "sample"):
-        model, head = load(files_of(name), actions=actions, mode=mode), Head(actions, mode)
+        model, head = load(content_of(name), actions=actions, mode=mode), Head(actions, mode)
         first, other = (act(model, observations, seed=seed) for seed in (0, 1))
         expected = act(Model(lambda _, *rest, head=head: head(outputs, *rest), head.num_uniforms), observations)
         assert np.allclose(first, expected, atol=1e-5) and first.dtype == actions.dtype
@@ -114,22 +129,22 @@ def test_it_acts_and_draws_as_the_network_says(name: str, actions: spaces.Space,
 
 def test_inputs_are_named_after_parts_of_the_observations(load: Callable[..., Model]):
     place, goal = batch(PARTS["place"]), batch(PARTS["target"]["goal"])
-    model = load(files_of("parts"), PARTS, TWO)
+    model = load(content_of("parts"), PARTS, TWO)
     assert set(act(model, {"place": place, "target": {"goal": goal}})) == {0, 1}
 
 
 def test_doubles_become_floats(load: Callable[..., Model]):
     observations = batch(DOUBLES)
-    model = load(files_of("logits"), DOUBLES, TWO)
+    model = load(content_of("logits"), DOUBLES, TWO)
     assert np.array_equal(act(model, observations), act(model, observations.astype(np.float32)))
 
 
 def test_weights_in_a_file_beside_it_are_read(load: Callable[..., Model], tmp_path: Path):
-    files = files_of("logits", is_external=True)
+    files = exported()
     if len(files) == 1:
         pytest.skip("this torch puts them into the file")
     observations, path = batch(CART), tmp_path / "p.onnx"
-    expected = act(load(files_of("logits")), observations)
+    expected = act(load(content_of("logits")), observations)
     assert np.array_equal(act(load(files), observations), expected)
     before = sha256_of(str(path))
     for name in files.keys() - {"p.onnx"}:
@@ -155,17 +170,19 @@ def test_weights_in_a_file_beside_it_are_read(load: Callable[..., Model], tmp_pa
 def test_other_spaces_are_refused(
     name: str, observations: spaces.Space, actions: spaces.Space, mode: str, message: str, load: Callable[..., Model]
 ):
+    content = content_of(name)
     with assert_refused(r"--policy .*p.onnx: .*" + message):
-        load(files_of(name), observations, actions, mode)
+        load(content, observations, actions, mode)
 
 
 def test_a_network_for_batches_of_one_size_is_refused(load: Callable[..., Model]):
+    content = content_of("of five")
     with assert_refused("takes batches of 5 only; export it with a dynamic first axis"):
-        load(files_of("logits", is_dynamic=False))
+        load(content)
 
 
 def test_a_damaged_file_is_refused(load: Callable[..., Model], capfd: pytest.CaptureFixture[str]):
-    content = files_of("logits")["p.onnx"]
+    content = content_of("logits")
     for damaged in (content[:500], content.replace(b"Tanh", b"T\xffnh"), content.replace(b"Gemm", b"Gexm")):
         with assert_refused(r"the file is damaged|has the operation '(T.nh|Gexm)'"):
             load(damaged)

@@ -123,22 +123,19 @@ def test_random_actions_are_distributed_as_by_gymnasium(kind: str):
         assert np.abs(shares[0] - shares[1]).max() < 0.06
 
 
-@pytest.mark.parametrize(
-    ("policy", "code", "message"),
-    [
-        (
-            "too_large",
-            65,
-            "the policy's action for env 1 must be in 0 to 1, got 2; clip it in the policy, or set actions to",
-        ),
-        ("too_few", 65, "the policy's action must be int64 of shape (5,), got int64 of shape (4,)"),
-        ("broken", 70, "ArithmeticError: the network has no weights"),
-    ],
-)
-def test_a_run_ends_with_what_its_policy_did_wrong(job: Job, policy: str, code: int, message: str):
-    result = job(2, "--env", "CartPole-v1", "--num-envs", "5", "--policy", f"policies:{policy}", "--out", "run.h5")
-    assert result.code == code
-    assert message in result.err
+WRONG = {  # By the policy: how a run ends, and what it says.
+    "too_large": (65, "the policy's action for env 1 must be in 0 to 1, got 2; clip it in the policy, or set actions"),
+    "too_few": (65, "the policy's action must be int64 of shape (5,), got int64 of shape (4,)"),
+    "broken": (70, "ArithmeticError: the network has no weights"),
+}
+
+
+def test_a_run_ends_with_what_its_policy_did_wrong(job: Job):
+    run = ("--env", "CartPole-v1", "--num-envs", "5", "--out", "run.h5")
+    results = [job(2, *run, "--policy", "policies:broken")]
+    results += job.series([Start((*run, "--policy", f"policies:{policy}")) for policy in WRONG])
+    for result, (code, message) in zip(results, [WRONG["broken"], *WRONG.values()], strict=True):
+        assert result.code == code and message in result.err
     assert not list(job.folder.glob("run.h5*"))
 
 

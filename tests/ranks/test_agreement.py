@@ -9,19 +9,8 @@ from stopped_runs import HOST, OUT
 
 from mpi_rollout.ranks import agreement
 
-SHORT = (
-    "--env",
-    "CartPole-v1",
-    "--num-envs",
-    "4",
-    "--num-steps",
-    "20",
-    "--progress",
-    "none",
-    "--start-timeout-s",
-    "1",
-    *OUT,
-)
+SIZES = ("--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "20", "--progress", "none", *OUT)
+SHORT = (*SIZES, "--start-timeout-s", "1")
 OTHER = "from mpi4py import MPI; import time; time.sleep(20)"
 
 

@@ -7,7 +7,7 @@ SIZES = ("--num-envs", "6", "--num-steps", "5", "--progress", "none", "--out", "
 
 
 @pytest.mark.any_mpi
-@pytest.mark.mpi(1, 3)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize("way", [(), ("--batch-size", "1")], ids=["lockstep", "first ready"])
 def test_all_ranks_close_their_envs_once_at_the_end(job: Job, num_ranks: int, way: tuple[str, ...]):
     result = job(num_ranks, "--env-factory", "exiting_envs:Noting", *SIZES, *way)

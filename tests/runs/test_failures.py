@@ -26,8 +26,6 @@ from stopped_runs import (
     start_long,
 )
 
-pytestmark = pytest.mark.full_start
-
 # --- Python code of an env fails
 
 
@@ -119,6 +117,7 @@ def test_an_env_that_cannot_be_made_ends_the_job_with_its_rank_and_cause(job, nu
     assert outputs(job.folder) == []
 
 
+@pytest.mark.full_start
 @pytest.mark.mpi(2)
 def test_a_factory_that_leaves_the_process_is_an_error(job, num_ranks):
     result = job(num_ranks, "--env-factory", "failing_envs:leaving", *ENVS, *OUT)
@@ -142,6 +141,7 @@ def test_nobody_waits_for_the_long_step_of_another_rank(job, num_ranks, place):
 # --- A process is gone
 
 
+@pytest.mark.full_start
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("place", ["root", "other"])
 @pytest.mark.parametrize("how", ["os_exit", "segfault", "kill"])
@@ -154,6 +154,7 @@ def test_when_a_process_is_gone_the_job_ends_and_committed_steps_can_be_read(job
     assert assert_begins(job.folder / "run.h5.part", whole) >= 255
 
 
+@pytest.mark.full_start
 @pytest.mark.mpi(3)
 def test_when_the_launcher_is_gone_so_are_the_ranks(job, whole, num_ranks):
     run = start_long(job, num_ranks)
@@ -325,6 +326,7 @@ def test_an_env_that_cannot_close_is_told_of_and_the_run_is_complete(job, num_ra
     assert (job.folder / "run.h5").exists()
 
 
+@pytest.mark.full_start
 @pytest.mark.mpi(2)
 def test_a_policy_that_calls_exit_loses_no_step(job, num_ranks):
     result = job(

@@ -7,20 +7,20 @@ import h5py
 import pytest
 from jobs import Collected, Job, assert_same_bytes, collected_in_ways, datasets
 
-NATIVE = ("--vectorization-mode", "native", "--num-envs", "7", "--num-steps", "150")
+NATIVE = ("--vectorization-mode", "native", "--num-envs", "7", "--num-steps", "100")
 RUNS = {
-    "kernel": ("--env", "mpi_rollout/CartPoleNumba-v0", "--num-envs", "70", "--num-steps", "300"),
-    "envpool": ("--env", "CartPole-v1", "--vectorization-mode", "envpool", "--num-envs", "10", "--num-steps", "200"),
+    "kernel": ("--env", "mpi_rollout/CartPoleNumba-v0", "--num-envs", "70", "--num-steps", "100"),
+    "envpool": ("--env", "CartPole-v1", "--vectorization-mode", "envpool", "--num-envs", "10", "--num-steps", "100"),
     "ale": (
         *("--env", "ale_py:ALE/Breakout-v5", "--vectorization-mode", "vector_entry_point", "--env-kwargs"),
-        '{"max_num_frames_per_episode": 120, "repeat_action_probability": 0.25, "episodic_life": true}',
-        *("--num-envs", "5", "--num-steps", "140"),
+        '{"max_num_frames_per_episode": 60, "repeat_action_probability": 0.25, "episodic_life": true}',
+        *("--num-envs", "5", "--num-steps", "80"),
     ),
     "factory": ("--env-factory", "native_envs:drift", *NATIVE),
     "same step": ("--env-factory", "native_envs:drift_on", *NATIVE),
     "jax": ("--env-factory", "jax_envs:hops", *NATIVE),
 }
-BY_HISTORY = {"envpool", "factory", "same step", "jax"}  # They promise ENV.
+BY_HISTORY = {"envpool", "factory", "same step"}  # They promise ENV.
 NEEDS = {"kernel": "numba", "envpool": "envpool", "ale": "ale_py", "jax": "jax"}
 WAYS = [(), ("--fragment-length", "1"), ("--fragment-length", "7", "--batch-size", "1", "--policy-on", "workers")]
 QUIET = ("--wait", "sleep", "--progress", "none")
@@ -32,10 +32,10 @@ each_run = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
-    return collected_in_ways(tmp_path_factory, INSTALLED, lambda _, num_ranks: WAYS if num_ranks < 5 else WAYS[-1:])
+    return collected_in_ways(tmp_path_factory, INSTALLED, lambda *_: WAYS)
 
 
-@pytest.mark.mpi(1, 2, 3, 5)
+@pytest.mark.mpi(1, 2, 3)
 @each_run
 def test_the_data_do_not_depend_on_the_ranks(collected: Collected, num_ranks: int, name: str):
     first = datasets(collected(1)[name][0])
@@ -46,11 +46,13 @@ def test_the_data_do_not_depend_on_the_ranks(collected: Collected, num_ranks: in
 @pytest.mark.mpi(2)
 @each_run
 def test_a_run_is_extended_by_its_episodes_or_by_its_history(job: Job, collected: Collected, num_ranks: int, name: str):
+    if name == "kernel":
+        pytest.skip("ale promises the same, and starts sooner")
     *same, num_steps = RUNS[name]
-    assert job(3, *same, "97", *QUIET, "--out", "run.h5").code == 0
+    assert job(3, *same, "47", *QUIET, "--out", "run.h5").code == 0
     result = job(num_ranks, *same, num_steps, *QUIET, "--out", "run.h5")
     taken = re.search(r"took (\d+) steps? again", result.err)
-    assert result.code == 0 and taken and (int(taken[1]) == 97) == (name in BY_HISTORY)
+    assert result.code == 0 and taken and (int(taken[1]) == 47) == (name in BY_HISTORY)
     assert_same_bytes(datasets(job.folder / "run.h5"), datasets(collected(1)[name][0]))
     replayed = job.forked("verify", "--replay", "5", "run.h5", "--trust")
     assert replayed.code == 0 and "every byte the same" in replayed.out
@@ -62,7 +64,7 @@ def test_where_episodes_begin_in_the_step_of_an_end_each_row_is_a_step(collected
     for path in collected(num_ranks)["same step"]:
         with h5py.File(path) as file:
             assert file.attrs["autoreset_mode"] == "SameStep"
-            assert file["throughput"].attrs["env_steps"] == 7 * 150 == file["episodes"]["length"].sum()
+            assert file["throughput"].attrs["env_steps"] == 7 * 100 == file["episodes"]["length"].sum()
             assert len(file["episodes"]) == 7 + file["trajectories/terminations"][:-1].sum()
 
 

@@ -7,29 +7,29 @@ from importlib.util import find_spec
 import h5py
 import numpy as np
 import pytest
-from jobs import Collected, Job, Start, assert_same_bytes, collected_in_ways, datasets
+from jobs import Collected, Job, Result, Start, assert_same_bytes, collected_in_ways, datasets
 
 RUNS = {
     "draws": (
-        *("--env", "CartPole-v1", "--num-envs", "70", "--num-steps", "90", "--seed", "3", "--store-extras"),
+        *("--env", "CartPole-v1", "--num-envs", "70", "--num-steps", "70", "--seed", "3", "--store-extras"),
         *("--policy", "block_policies:sampling.make_policy"),
     ),
     "floats": (
-        *("--env", "Pendulum-v1", "--num-envs", "70", "--num-steps", "60"),
+        *("--env", "Pendulum-v1", "--num-envs", "70", "--num-steps", "30"),
         *("--policy", "block_policies:steering.make_policy"),
     ),
     "a callable": (
-        *("--env", "Pendulum-v1", "--num-envs", "70", "--num-steps", "60", "--policy-block", "64"),
+        *("--env", "Pendulum-v1", "--num-envs", "70", "--num-steps", "30", "--policy-block", "64"),
         *("--policy", "block_policies:steer"),
     ),
     "small blocks": (
-        *("--env", "Pendulum-v1", "--num-envs", "7", "--num-steps", "60", "--policy-block", "2"),
+        *("--env", "Pendulum-v1", "--num-envs", "7", "--num-steps", "30", "--policy-block", "2"),
         *("--policy", "block_policies:steering.make_policy"),
     ),
 }
 if find_spec("numba"):
     RUNS["native"] = (
-        *("--env", "mpi_rollout/CartPoleNumba-v0", "--num-envs", "70", "--num-steps", "90", "--store-extras"),
+        *("--env", "mpi_rollout/CartPoleNumba-v0", "--num-envs", "70", "--num-steps", "70", "--store-extras"),
         *("--policy", "block_policies:sampling.make_policy"),
     )
 ROOT = ("--policy-on", "root")
@@ -50,9 +50,7 @@ def ways_of(name: str, num_ranks: int | None) -> list[tuple[str, ...]]:
     """In which ways a run is done on some ranks."""
     if num_ranks is None:
         return [ROOT]
-    ways = [*WAYS, *(DEDICATED if num_ranks == 3 else ())]
-    if num_ranks == 5:
-        ways = [way for way in ways if "--num-groups" not in way and "64" not in way]
+    ways = {1: WAYS[:2], 2: WAYS, 3: [*WAYS, *DEDICATED], 5: WAYS[:1]}[num_ranks]
     return [way for way in ways if name != "a callable" or way in ON_THE_ROOT]
 
 
@@ -77,7 +75,7 @@ def test_a_callable_in_blocks_acts_as_a_policy_of_the_ranks(collected: Collected
 def test_extras_are_stored_with_the_steps_that_they_are_of(collected: Collected):
     with h5py.File(collected(None)["draws"][0]) as file:
         extras, actions = file["trajectories/extras"], file["trajectories/actions"][...]
-        assert extras["log_prob"].shape == (90, 70) and extras["hidden/state"].shape == (90, 70, 2)
+        assert extras["log_prob"].shape == (70, 70) and extras["hidden/state"].shape == (70, 70, 2)
         state, log_prob = extras["hidden/state"][...], extras["log_prob"][...]
         assert log_prob.max() < 0 and 0.2 < actions.mean() < 0.8
     # The chosen one of two is as likely as these outputs say.
@@ -110,41 +108,42 @@ def test_a_run_with_extras_is_verified_replayed_and_extended(job: Job, collected
     assert other.code == 64 and "--store-extras was given, is not given" in other.err
 
 
-@pytest.mark.mpi(1, 2)
-@pytest.mark.parametrize("inference", ["root", "workers"])
-@pytest.mark.parametrize(
-    ("policy", "code", "message"),
-    [
-        (
-            "outside",
-            65,
-            r"step 5: the policy's action for env 3 must be in 0 to 1, got 5; .* the 5 steps before are in",
-        ),
-        ("few", 65, r"step 0: the policy must give actions of 64 envs, .* got an array of shape \(3,\)"),
-        ("raising", 70, r"step 0: policy: ValueError: no idea"),
-        ("no_policy", 64, r"must return an object with a method act\(observations, env_indices, uniforms\), got int"),
-        ("never_made", 70, r"make_policy\(\) raises ZeroDivisionError"),
-        ("wrong_extras", 64, r"must have extras such as .*: it is int"),
-        ("without_extras", 65, r"step 0: the policy must give actions and a dict of value, got ndarray"),
-        ("absent", 64, r"module 'block_policies' has no attribute 'absent'"),
-    ],
-)
-def test_a_wrong_policy_ends_the_run_in_one_line(
-    job: Job, num_ranks: int, inference: str, policy: str, code: int, message: str
-):
-    policy = f"block_policies:{policy}.make_policy"
-    run = ("--env", "CartPole-v1", "--num-envs", "9", "--num-steps", "50", "--policy", policy, "--store-extras")
-    result = job(num_ranks, *run, "--policy-on", inference, "--progress", "none")
+WRONG = {
+    "outside": (65, r"step 5: the policy's action for env 3 must be in 0 to 1, got 5; .* the 5 steps before are in"),
+    "few": (65, r"step 0: the policy must give actions of 64 envs, .* got an array of shape \(3,\)"),
+    "raising": (70, r"step 0: policy: ValueError: no idea"),
+    "no_policy": (64, r"must return an object with a method act\(observations, env_indices, uniforms\), got int"),
+    "never_made": (70, r"make_policy\(\) raises ZeroDivisionError"),
+    "wrong_extras": (64, r"must have extras such as .*: it is int"),
+    "without_extras": (65, r"step 0: the policy must give actions and a dict of value, got ndarray"),
+    "absent": (64, r"module 'block_policies' has no attribute 'absent'"),
+    "not_a_number": (65, r"step 5: the policy's action for env 3, component \[0\] must be .*, got nan"),
+}
+
+
+def run_of_wrong(policy: str, place: str) -> tuple[str, ...]:
+    env = "Pendulum-v1" if policy == "not_a_number" else "CartPole-v1"
+    run = ("--env", env, "--num-envs", "9", "--num-steps", "50", "--policy-on", place, "--progress", "none")
+    run += ("--policy", f"block_policies:{policy}.make_policy", "--out", f"{policy}-{place}.h5")
+    return run if policy == "not_a_number" else (*run, "--store-extras")
+
+
+def assert_refused(result: Result, policy: str) -> None:
+    code, message = WRONG[policy]
     assert result.code == code and len(result.messages) == 1 and re.search(message, result.messages[0]), result.err
 
 
 @pytest.mark.mpi(2)
-def test_an_action_that_is_no_number_is_named_with_its_env_and_step(job: Job, num_ranks: int):
-    policy = "block_policies:not_a_number.make_policy"
-    run = ("--env", "Pendulum-v1", "--num-envs", "9", "--num-steps", "50", "--policy", policy, "--progress", "none")
-    result = job(num_ranks, *run)
-    assert result.code == 65
-    assert re.search(r"step 5: the policy's action for env 3, component \[0\] must be .*, got nan", result.messages[0])
+@pytest.mark.parametrize("policy", WRONG)
+def test_a_wrong_policy_of_the_ranks_ends_the_run_in_one_line(job: Job, num_ranks: int, policy: str):
+    assert_refused(job(num_ranks, *run_of_wrong(policy, "workers")), policy)
+
+
+def test_a_wrong_policy_ends_the_run_of_one_process_in_one_line(job: Job):
+    cases = [(policy, place) for policy in WRONG for place in ("root", "workers")]
+    results = job.series([Start(run_of_wrong(*case)) for case in cases])
+    for result, (policy, _) in zip(results, cases, strict=True):
+        assert_refused(result, policy)
 
 
 @pytest.mark.parametrize("mode", ["sync", "vector_entry_point"])
@@ -158,7 +157,7 @@ APART = [
     (("--policy", "policies:leaning", "--policy-on", "workers"), r"--policy-on workers is for random actions and"),
     (
         ("--policy", "block_policies:sampling.make_policy", *ROOT, "--fragment-length", "8"),
-        r"--fragment-length 8 has .* use --fragment-length 1, or leave out --policy-on root",
+        r"--fragment-length 8 needs a policy .* use --fragment-length 1, or leave out --policy-on root",
     ),
     (("--policy-block", "-1"), "--policy-block must be at least 0, got -1"),
     (("--policy", "policies:leaning", "--policy-mode", "sample"), "--policy-mode sample is for policies in files"),

@@ -34,7 +34,7 @@ PLACE = {way: place for place, way in enumerate(WAYS)}
 
 def ways_of(_name: str, num_ranks: int | None) -> list[tuple[str, ...]]:
     """What is collected on some ranks besides the runs as they are."""
-    return list(WAYS.values())[: {2: 6, 4: 4}.get(num_ranks, 1)]
+    return list(WAYS.values())[: {2: 6, 3: 4}.get(num_ranks, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_rank_count_does_not_change_the_data(collected: Collected, num_ranks: in
     assert_same_bytes(datasets(collected(num_ranks)[name][0]), datasets(collected(None)[name][0]))
 
 
-@pytest.mark.mpi(2, 4)
+@pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("variant", FEW_ON_ROOT)
 @pytest.mark.parametrize("name", RUNS)
 def test_the_share_of_the_root_does_not_change_the_data(collected: Collected, num_ranks: int, name: str, variant: str):

@@ -17,9 +17,10 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError
 from mpi_rollout.policies.sources import sha256_of
 from mpi_rollout.storage import output
-from mpi_rollout.storage.output import DEFAULT_FOLDER, check_folder, refuse_running, warning_of
+from mpi_rollout.storage import status as status_file
+from mpi_rollout.storage.output import DEFAULT_FOLDER, check_folder, check_same_run, warning_of
 from mpi_rollout.storage.ownership import lock, make_locked
-from mpi_rollout.storage.same_run import check_same_run
+from mpi_rollout.storage.status import refuse_running
 from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.stored_config import read_config
 
@@ -129,7 +130,7 @@ def test_where_files_cannot_be_locked_the_user_is_warned():
 )
 def test_without_locks_a_run_that_says_that_it_is_under_way_is_believed(tmp_path, monkeypatch, status, is_refused):
     path = str(tmp_path / "run.h5")
-    monkeypatch.setattr(output, "read_status", lambda path: status)
+    monkeypatch.setattr(status_file, "read_status", lambda path: status)
     Path(output.status_path(path)).touch()
     if not is_refused:
         refuse_running(path)

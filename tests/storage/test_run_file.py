@@ -17,7 +17,6 @@ from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.errors import StorageError
 from mpi_rollout.storage import run_file
-from mpi_rollout.storage.episodes import make_table
 from mpi_rollout.storage.ownership import identity
 from mpi_rollout.storage.run_file import Prefix, RunFile
 from mpi_rollout.storage.schema import FAULT, INTERVAL, INTERVALS_PER_CHUNK, Schema, fault_row
@@ -44,8 +43,8 @@ def file_of(folder: Path, trajectories: bool = True, replaces: tuple[int, int] |
         "autoreset_mode": "NextStep", "hosts": '["here"]', "mpi_library": "none", "started": "2000-01-01",
         "versions": "{}",
     }  # fmt: skip
-    schema = Schema(attributes, block_of(0).named if trajectories else {}, 1, "none")
-    return RunFile(config.out, schema, make_table(config, {}) if trajectories else None, replaces)
+    schema = Schema(attributes, config, ROWS_PER_BLOCK, 1)
+    return RunFile(config.out, schema, replaces)
 
 
 @pytest.fixture

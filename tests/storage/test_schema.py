@@ -8,7 +8,7 @@ import pytest
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import StorageError
 from mpi_rollout.process import host
-from mpi_rollout.storage import schema
+from mpi_rollout.storage import ownership
 from mpi_rollout.storage.schema import CHUNK_NBYTES, SPAN_NBYTES, chunk_shape, rows_per_block
 
 
@@ -28,14 +28,14 @@ from mpi_rollout.storage.schema import CHUNK_NBYTES, SPAN_NBYTES, chunk_shape, r
     ],
 )
 def test_chunks_are_of_many_steps_and_few_envs(shape: tuple, dtype: str, chunk: tuple):
-    assert chunk_shape(np.broadcast_to(np.zeros((), dtype), shape)) == chunk
+    assert chunk_shape(shape[0], shape[1:], np.dtype(dtype)) == chunk
 
 
 def test_chunks_divide_blocks_are_not_small_and_fit_into_a_readers_cache():
     draws = random.Random(0)
     for _ in range(200):
         shape = (2 ** draws.randrange(12), draws.randint(1, 300), *draws.choices(range(1, 100), k=2))
-        rows, envs, *rest = chunk_shape(np.broadcast_to(np.zeros((), "u1"), shape))
+        rows, envs, *rest = chunk_shape(shape[0], shape[1:], np.dtype("u1"))
         assert shape[0] % rows == 0 and rest == list(shape[2:])
         assert rows == 1 or rows * np.prod(shape[1:]) <= SPAN_NBYTES
         assert rows * envs * np.prod(rest) >= CHUNK_NBYTES or envs == shape[1]
@@ -68,13 +68,13 @@ def config(out: object, **options: object) -> RolloutConfig:
 )  # fmt: skip
 def test_a_file_is_told_and_refused_by_its_size(tmp_path, monkeypatch, row_nbytes, old_nbytes, options, free, told):
     monkeypatch.delenv(host.ANY_SIZE, raising=False)
-    monkeypatch.setattr(schema.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": free}))
+    monkeypatch.setattr(ownership.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": free}))
     out = tmp_path / "run.h5"
     if told is not None:
         said = told and "10 envs x 1,000 steps take " + told.format(out=out)
-        assert schema.check_free_space(config(out, **options), row_nbytes, old_nbytes) == said
+        assert ownership.check_free_space(config(out, **options), row_nbytes, old_nbytes) == said
         return
     with pytest.raises(StorageError, match=r"take about 1\.0 GB in .* free; use fewer steps or envs, another --out, "):
-        schema.check_free_space(config(out, **options), row_nbytes, old_nbytes)
+        ownership.check_free_space(config(out, **options), row_nbytes, old_nbytes)
     monkeypatch.setenv(host.ANY_SIZE, "1")
-    assert schema.check_free_space(config(out, **options), row_nbytes, old_nbytes)
+    assert ownership.check_free_space(config(out, **options), row_nbytes, old_nbytes)

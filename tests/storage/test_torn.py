@@ -11,8 +11,7 @@ from written_data import PLAIN, SMALL, Feed, quiet, what_is_committed
 
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.recovery import recover
-from mpi_rollout.storage.torn import CHECKSUM_NBYTES, MOST_NBYTES, mended, messages
-from mpi_rollout.storage.untrusted import Unmarked
+from mpi_rollout.storage.torn import CHECKSUM_NBYTES, MOST_NBYTES, Unmarked, mended, messages
 from mpi_rollout.storage.verification import verify
 
 SIGNATURES = {b"OHDR": "header", b"EAHD": "array", b"EAIB": "index", b"EADB": "chunks"}
@@ -57,7 +56,7 @@ def outcomes(folder: Path, space: spaces.Space, num_rows: int, every: int) -> Co
     """How often each kind of block was torn, and what came of it, in a run that commits so often."""
     writer, draws = Feed(space).writer(folder / "run.h5", num_rows), random.Random(0)
     torn_path, counts, before, expected = folder / "torn.h5.part", Counter(), b"", {}
-    for step in Feed(space).fill(writer, 18 * every, range(0, 1000, every)):
+    for step in Feed(space).fill(writer, 9 * every, range(0, 1000, every)):
         writer.drain()
         if step % every:
             continue
@@ -82,14 +81,14 @@ def test_of_whole_chunks_all_is_read_as_it_was(tmp_path: Path, space: spaces.Spa
     """But short headers in which two numbers change at once, as where HDF5 has made room for more chunks."""
     counts = outcomes(tmp_path, space, 1, 1)
     assert counts["chunks", "refused"] == counts["index", "refused"] == 0
-    assert counts["chunks", "mended"] > 50 and counts["index", "mended"] > 15
+    assert counts["chunks", "mended"] > 20 and counts["index", "mended"] > 5
     for kind in ("header", "array"):
         assert counts[kind, "mended"] > 3 * counts[kind, "refused"]
 
 
 def test_where_chunks_were_replaced_nothing_wrong_is_read(tmp_path: Path):
     counts = outcomes(tmp_path, SMALL, 4, 3)
-    assert counts["chunks", "mended"] > 5 and counts["chunks", "refused"] > 5
+    assert counts["chunks", "mended"] > 2 < counts["chunks", "refused"]
 
 
 def test_damage_that_no_writer_does_is_refused(tmp_path: Path):
@@ -118,10 +117,9 @@ def test_nothing_that_a_file_may_have_there_takes_long_or_fails(tmp_path: Path):
     with open(path, "w+b") as file:
         file.write(header)
         file.flush()
-        for number in range(80):
+        for number in range(40):
             head = draws.choice(sorted(SIGNATURES)) + draws.randbytes(2)
             place = draws.choice((bytes(8), draws.randbytes(8)))
-            block = head + place + draws.randbytes(draws.choice((0, 1, 2, 60, 500, 5000 if number < 2 else 60)))
+            block = head + place + draws.randbytes(draws.choice((0, 1, 2, 60, 500, 5000 if number < 1 else 60)))
             assert mended(memoryview(block), file.fileno()) == b""
-        for size in (2**15, MOST_NBYTES):
-            assert mended(memoryview(b"EADB" + bytes(size)), file.fileno()) == b""
+        assert mended(memoryview(b"EADB" + bytes(MOST_NBYTES)), file.fileno()) == b""

@@ -15,7 +15,7 @@ from written_data import flip, quiet, written
 
 from mpi_rollout.commands.run_summary import summary
 from mpi_rollout.errors import DataError
-from mpi_rollout.storage.codecs import MOST_SMALLER
+from mpi_rollout.storage.filters import MOST_SMALLER
 from mpi_rollout.storage.untrusted import ContentError, check_room, open_unmarked
 from mpi_rollout.storage.verification import verify
 

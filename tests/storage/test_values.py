@@ -24,7 +24,7 @@ from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.exchange.exchange import Command, Exchange
 from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.transports import Transport
-from mpi_rollout.exchange.waiting import SpinWait
+from mpi_rollout.exchange.waiting import Wait
 from mpi_rollout.exchange.world import SingleRankComm
 from mpi_rollout.ranks.native_slices import NativeSlice
 from mpi_rollout.storage.recovery import recover
@@ -245,7 +245,7 @@ class Free(gymnasium.vector.VectorEnv):
 )
 def test_natively_vectorized_envs_are_looked_at_too(rewards: Any, x: float, message: str):
     contents = Contents(spaces.Box(-1, 1, (1,), np.float64), Free.single_action_space)
-    exchange = Exchange(SingleRankComm(), Partition(2, 1), 0, contents, Transport, SpinWait())
+    exchange = Exchange(SingleRankComm(), Partition(2, 1), 0, contents, Transport, Wait())
     slice_ = NativeSlice(exchange, Free(rewards, x), on_fault=OnFault(check_bounds=True))
     exchange.post_order(Command.STEP, 1)
     with pytest.raises(DataError, match=f"^{re.escape(message)}"):

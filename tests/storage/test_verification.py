@@ -17,9 +17,9 @@ from written_data import IMAGES, LARGE_ROWS, NUM_STEPS, SMALL, Feed, flip, quiet
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunks import FileWriter
-from mpi_rollout.storage.filters import lookup3
 from mpi_rollout.storage.recovery import copy_prefix, schema_of
 from mpi_rollout.storage.sandbox import in_sandbox
+from mpi_rollout.storage.torn import lookup3
 from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.storage.verification import check_chunks, verify
 
@@ -53,14 +53,13 @@ def test_a_whole_file_is_found_whole(tmp_path: Path, kind: str, space: spaces.Sp
     assert path.stat().st_size > found["nbytes"] > 0.1 * path.stat().st_size
 
 
-@pytest.mark.parametrize("bits", [1, 128, 255])
-@pytest.mark.parametrize("name", ["trajectories/observations/x", "trajectories/rewards", "trajectories/terminations"])
-def test_a_changed_bit_in_data_is_found_with_dataset_and_rows(path: Path, name: str, bits: int):
-    place, size = chunk_of(path, name, 8, *[0] * (2 if name.endswith("x") else 1))
-    for at in (0, size // 2, size - 1):
-        flip(path, place + at, bits)
-        assert f"{name}, rows 8 to 15: the checksum does not fit" in refused(path)
-        flip(path, place + at, bits)
+def test_a_changed_bit_in_data_is_found_with_dataset_and_rows(path: Path):
+    for name, bits in (("observations/x", 1), ("rewards", 128), ("terminations", 255)):
+        place, size = chunk_of(path, f"trajectories/{name}", 8, *[0] * (2 if name.endswith("x") else 1))
+        for at in (0, size // 2, size - 1):
+            flip(path, place + at, bits)
+            assert f"trajectories/{name}, rows 8 to 15: the checksum does not fit" in refused(path)
+            flip(path, place + at, bits)
     verify(quiet, str(path))
 
 
@@ -79,7 +78,7 @@ def test_no_changed_byte_anywhere_goes_unseen(path: Path):
     """
     original, draws = path.read_bytes(), random.Random(0)
     whole = everything_in(path)
-    superblock, size, num_regions = range(0, 48, 4), len(original), 48
+    superblock, size, num_regions = range(0, 48, 8), len(original), 30
     regions = [range(number * size // num_regions, (number + 1) * size // num_regions) for number in range(num_regions)]
     num_seen = 0
     for place in (*superblock, *map(draws.choice, regions)):
@@ -111,10 +110,11 @@ def everything_in(path: Path) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.3, 0.6, 0.9, 0.999])
-def test_a_truncated_file_is_found(path: Path, share: float):
-    os.truncate(path, int(share * path.stat().st_size))
-    assert refused(path)
+def test_a_truncated_file_is_found(path: Path):
+    size = path.stat().st_size
+    for share in (0.999, 0.9, 0.6, 0.3, 0.01, 0.001, 0.0):
+        os.truncate(path, int(share * size))
+        assert refused(path)
 
 
 def test_a_page_of_zeros_is_found(path: Path):
@@ -204,11 +204,12 @@ def test_files_of_others_are_refused(tmp_path: Path):
 
 def test_a_file_is_verified_while_it_is_written(tmp_path: Path):
     """By another process, as the command does it: some HDF5 crash that read a file which another thread writes."""
-    feed = Feed()
+    feed, handed_over = Feed(), (1, 12, 30)
     writer = feed.writer(tmp_path / "run.h5", 8)
-    for step in feed.fill(writer, 60, range(1, 60, 28)):
-        report = in_sandbox("mpi_rollout.storage.verification:verify", str(tmp_path / "run.h5.part"))
-        assert report["num_steps"] <= step
+    for step in feed.fill(writer, 30, handed_over):
+        if step in handed_over:
+            report = in_sandbox("mpi_rollout.storage.verification:verify", str(tmp_path / "run.h5.part"))
+            assert report["num_steps"] <= step
     writer.discard()
 
 
@@ -216,7 +217,7 @@ def test_what_is_being_read_is_told_in_turn(tmp_path: Path):
     told: list[str] = []
     verify(told.append, str(written(tmp_path, "complete")))
     parts = (
-        "the list of objects in /", "the list of its datasets", "its list of chunks",
+        "the list of objects in /", "its list of chunks",
         "trajectories/rewards from row 8 on",
     )  # fmt: skip
     assert {f"reading {part}" for part in parts} <= {*told}
@@ -253,8 +254,7 @@ def test_a_file_without_trajectories_is_verified(job: Job):
     assert job(None, "verify", str(path)).code == 0
 
 
-@pytest.mark.parametrize("space", [SMALL, LARGE_ROWS, IMAGES], ids=["small", "large", "images"])
-@pytest.mark.parametrize("kind", ["ended", "running"])
+@pytest.mark.parametrize(("kind", "space"), [("ended", LARGE_ROWS), ("running", SMALL)], ids=["ended", "running"])
 def test_what_a_run_has_committed_becomes_a_complete_file(job: Job, kind: str, space: spaces.Space):
     path = written(job.folder, kind, space)
     before = path.read_bytes()
@@ -272,7 +272,7 @@ def test_what_a_run_has_committed_becomes_a_complete_file(job: Job, kind: str, s
 
 def test_the_first_steps_of_a_file_become_a_file(job: Job):
     path = written(job.folder, "complete")
-    numbers = (1, 7, 8, 9, 15, 16, 20)
+    numbers = (1, 8, 9, 20)
     for result in job.series([Start(["recover", path, f"{n}.h5", "--num-steps", n]) for n in numbers]):
         assert result.code == 0, result.err
     for num_steps in numbers:
@@ -315,7 +315,7 @@ def test_what_cannot_be_recovered_is_refused_in_one_line(job: Job):
     assert [each.name for each in job.folder.iterdir()] == ["killed.h5.part"]
 
 
-@pytest.mark.parametrize("num_steps", range(1, NUM_STEPS + 1))
+@pytest.mark.parametrize("num_steps", [1, 2, 7, 8, 9, 15, 16, 21])
 def test_writing_can_go_on_behind_a_copied_prefix(tmp_path: Path, num_steps: int):
     """As a run that is resumed does it."""
     path = written(tmp_path, "running")

@@ -150,23 +150,29 @@ COUNTING = ("--env", "registered_envs:Counting-v0", "--num-envs", "4", "--window
 
 @pytest.mark.mpi(2)
 def test_the_command_measures_all_that_apply_and_prints_their_samples(job: Job):
-    result = job(None, "compare", *COUNTING, "--repeats", "2", "--systems", "bare-all,mpi,sync", "--json")
+    result = job(None, "compare", *COUNTING, "--repeats", "1", "--systems", "bare-all,mpi", "--json")
     assert result.code == 0, result.err
     found = json.loads(result.out)
     assert {"cpu_model", "num_cores", "versions", "host", "started"} <= found.keys()
     taken = sorted((sample["system"], sample["repeat"]) for sample in found["samples"])
-    assert taken == sorted((name, number) for name in ("bare", "bare-all", "mpi", "sync") for number in range(2))
+    assert taken == [("bare", 0), ("bare-all", 0), ("mpi", 0)]
     assert all(sample["turn"]["env_steps"] > 0 and sample["turn"]["seconds"] > 0 for sample in found["samples"])
     assert not processes_in(job.folder) and not list(job.folder.iterdir())
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize(
-    ("env", "why"), [("FailingOnRank1", "the simulator has diverged"), ("HangingOnRank1", "did not end within 15 s")]
-)
-def test_a_system_that_fails_or_hangs_is_told_and_the_others_are_measured(job: Job, env: str, why: str):
-    arguments = ("--env", f"registered_envs:{env}-v0", "--num-envs", "2", "--window-s", "0.02", "--timeout-s", "15")
-    result = job(None, "compare", *arguments, "--ranks", "2", "--repeats", "2", "--systems", "mpi,sync")
+def test_a_system_that_fails_is_told_and_the_others_are_measured(job: Job):
+    arguments = (
+        "--env",
+        "registered_envs:FailingOnRank1-v0",
+        "--num-envs",
+        "2",
+        "--window-s",
+        "0.02",
+        "--repeats",
+        "2",
+    )
+    result = job(None, "compare", *arguments, "--ranks", "2", "--systems", "mpi,sync")
     assert result.code == 70 and result.messages[-1] == "mpi failed; the others were measured"
-    assert why in " ".join(result.messages) and "Gymnasium SyncVectorEnv" in result.out
+    assert "the simulator has diverged" in " ".join(result.messages) and "Gymnasium SyncVectorEnv" in result.out
     assert not processes_in(job.folder)

@@ -49,6 +49,8 @@ def test_parts_put_together_are_the_study_done_at_once(job: Job):
     assert len(told) == len(result.out.splitlines()) - 1
     # The launcher's figures are always the same.
     assert told == at_once.out.replace("at-once.json", "study.json").splitlines()
+    (job.folder / "study.json.parts" / "2.json").unlink()  # What was put together before stays.
+    assert gather(job).code == 0 and len(stored(job).samples) == 6
 
 
 def test_of_a_point_that_two_files_have_the_part_is_taken(tmp_path):
@@ -81,27 +83,13 @@ def test_a_study_in_parts_is_continued_as_a_whole(job: Job):
     assert sorted(started(job)) == ["1", "1", "2", "2", "2"] and len(stored(job).samples) == 6
 
 
-def test_what_was_put_together_before_stays_when_parts_are_removed(job: Job):
-    for num_ranks in RANKS:
-        study(job, "--only", str(num_ranks))
-    assert gather(job).code == 0
-    (job.folder / "study.json.parts" / "2.json").unlink()
-    assert gather(job).code == 0 and len(stored(job).samples) == 6
-
-
-def test_jobs_that_failed_are_told_of_by_the_part_and_by_the_whole(job: Job):
+def test_jobs_that_failed_are_told_of_and_done_again_if_one_asks_for_it(job: Job):
     results = [study(job, "--only", str(num_ranks), FAIL="2") for num_ranks in RANKS]
     assert [result.code for result in results] == [0, 70, 0]
     again = "and the command that began the study does them again with --redo-failed"
     assert results[1].messages[-1] == f"2 of 2 jobs failed; study.json.parts/2.json has their errors, {again}"
     result = gather(job)
     assert (result.code, result.messages) == (70, [f"2 of 6 jobs failed; study.json has their errors, {again}"])
-
-
-def test_jobs_that_failed_are_done_again_if_one_asks_for_it(job: Job):
-    for num_ranks in RANKS:
-        study(job, "--only", str(num_ranks), FAIL="2")
-    assert gather(job).code == 70
     assert study(job, "--dry-run").out.strip() == ""
     (job.folder / "log").unlink()
     assert json.loads(study(job, "--dry-run", "--json").out) == {"jobs": [], "warm_up": None, "num_failed": 2}

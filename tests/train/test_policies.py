@@ -13,7 +13,7 @@ from jobs import Job
 
 import mpi_rollout
 from mpi_rollout.errors import RankError, UsageError
-from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
+from mpi_rollout.policies.blocks import BlockPolicy
 from mpi_rollout.policies.model import made_model
 
 SPACES = gymnasium.spec("CartPole-v1").make().observation_space, Discrete(2)
@@ -28,7 +28,7 @@ def test_fragments_are_those_of_the_newest_parameters_whatever_the_ranks(job: Jo
         assert batch["policy_version"].shape == (9, 70) and (batch["policy_version"] == version).all()
         assert batch["extras"]["log_prob"].shape == (9, 70)
         for step in range(9):
-            policy = BlockPolicy(made_model(expected, "it"), *SPACES, PolicyOptions(seed=1))
+            policy = BlockPolicy(made_model(expected, "it"), *SPACES, seed=1)
             acted = policy(batch["observations"][step], range(70), 9 * version + step)
             assert np.array_equal(acted.actions, batch["actions"][step])
             assert np.array_equal(acted.extras[0], batch["extras"]["log_prob"][step])
@@ -53,7 +53,7 @@ def test_each_rank_acts_by_the_parameters_that_were_the_newest_when_its_fragment
         halved = np.float32(0.5 ** version[envs.start])
         expected.load({name: value * halved for name, value in expected.parameters.items()})
         for step in range(9):
-            policy = BlockPolicy(made_model(expected, "it"), *SPACES, PolicyOptions(seed=1))
+            policy = BlockPolicy(made_model(expected, "it"), *SPACES, seed=1)
             acted = policy(batch["observations"][step], envs, next_step[envs.start] + step)
             assert np.array_equal(acted.actions, batch["actions"][step])
             assert np.array_equal(acted.extras[0], batch["extras"]["log_prob"][step])

@@ -22,7 +22,7 @@ from mpi_rollout.cli import main
 from mpi_rollout.commands.checking import recover, verify
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.errors import RankError, StorageError, UsageError
-from mpi_rollout.storage import codecs
+from mpi_rollout.storage import filters
 from mpi_rollout.storage.run_file import RunFile
 from mpi_rollout.train import recorder
 from mpi_rollout.train.vector_env import MPIVectorEnv
@@ -57,18 +57,24 @@ def test_the_file_has_what_the_trainer_saw(
         assert file["throughput"].attrs["env_steps"] == sum(file["episodes"]["length"])
 
 
+WAYS: list[dict[str, Any]] = [{}, {"num_groups": 2}, {"batch_size": 1}, {"root_envs": 0, "batch_size": 1}]
+
+
+def modes_of_ways(num_ranks: int) -> list[tuple[int, str]]:
+    """Each way with one mode on an even number of ranks, and with the other one on an odd number."""
+    return [(place, MODES[(place + num_ranks) % 2]) for place in range(len(WAYS))]
+
+
 @pytest.mark.mpi(2, 3)
 def test_it_does_so_however_envs_are_served(job: Job, num_ranks: int):
-    ways: list[dict[str, Any]] = [{}, {"num_groups": 2}, {"batch_size": 1}, {"root_envs": 0, "batch_size": 1}]
     cases = [
         (
             "CartPole-v1",
             11,
             f"{mode}{place}.h5",
-            {"autoreset_mode": mode, "env_kwargs": {"max_episode_steps": 9}, **way},
+            {"autoreset_mode": mode, "env_kwargs": {"max_episode_steps": 9}, **WAYS[place]},
         )
-        for mode in MODES
-        for place, way in enumerate(ways[: 1 if mode == "disabled" else 4])
+        for place, mode in [*modes_of_ways(num_ranks), (0, "disabled")]
     ]
     for told, (_, _, name, _) in zip(job.train(num_ranks, "diaries", cases, 8), cases, strict=True):
         path = job.folder / name
@@ -115,11 +121,9 @@ def test_infos_that_are_named_stand_beside_their_observations(
 
 @pytest.mark.mpi(2, 3)
 def test_infos_that_are_named_are_stored_from_all_ranks(job: Job, num_ranks: int):
-    ways: list[dict[str, Any]] = [{}, {"num_groups": 2}, {"batch_size": 1}, {"root_envs": 0}]
     cases = [
-        ("telling_envs:Echoing", 11, f"{mode}{place}.h5", {"autoreset_mode": mode, "infos": ECHOED, **way})
-        for mode in MODES[:2]
-        for place, way in enumerate(ways)
+        ("telling_envs:Echoing", 11, f"{place}.h5", {"autoreset_mode": mode, "infos": ECHOED, **WAYS[place]})
+        for place, mode in modes_of_ways(num_ranks)
     ]
     job.train(num_ranks, "diaries", cases, 8)
     for _, _, name, _ in cases:
@@ -228,12 +232,12 @@ def test_images_of_a_recording_are_compressed(tmp_path: Path, monkeypatch: pytes
     assert np.array_equal(plain.observations[:], zstd.observations[:])
     assert np.array_equal(plain.final_observations[:], gzip.final_observations[:])
     with h5py.File(zstd.path) as file:
-        assert codecs.compression_of(file["trajectories/final_observations"]) == "zstd"
-        assert codecs.compression_of(file["trajectories/rewards"]) == "none"
+        assert filters.compression_of(file["trajectories/final_observations"]) == "zstd"
+        assert filters.compression_of(file["trajectories/rewards"]) == "none"
     assert "compression must be one of none, gzip" in refusal_of(
         lambda: recorded_steps(tmp_path / "run.h5", compression="zip"), UsageError
     )
-    monkeypatch.setattr(codecs, "find_spec", lambda name: None)
+    monkeypatch.setattr(filters, "find_spec", lambda name: None)
     words = refusal_of(lambda: recorded_steps(tmp_path / "run.h5", compression="lz4"), UsageError)
     assert words.startswith("compression=lz4 needs the package hdf5plugin")
     assert words.endswith("or use compression=gzip")
@@ -261,7 +265,7 @@ def test_without_a_step_there_is_no_file(tmp_path: Path):
 
 def test_steps_before_a_reset_are_refused(tmp_path: Path):
     with mpi_rollout.connect(Counting, 2, record=tmp_path / "run.h5") as envs:
-        assert "a recording needs" in refusal_of(lambda: envs.step(envs.action_space.sample()), ResetNeeded)
+        assert "step before reset" in refusal_of(lambda: envs.step(envs.action_space.sample()), ResetNeeded)
         envs.reset()
         envs.step(envs.action_space.sample())
 
@@ -289,9 +293,7 @@ def test_however_a_trainer_ends_the_file_is_complete_and_one_that_is_killed_leav
         result = job.script(None, TRAINER.format(number=number, end=end or "pass"))
         assert result.code in (code, 128 - code), result.err
         assert "20 of each env" in " ".join(verify(str(job.folder / f"{number}.h5"))), end
-    killed = job.script(
-        None, TRAINER.format(number=9, end="envs.steps.recorder.writer.drain(); os.kill(os.getpid(), 9)")
-    )
+    killed = job.script(None, TRAINER.format(number=9, end="envs.end.recorder.writer.drain(); os.kill(os.getpid(), 9)"))
     assert killed.code in (-9, 137)
     part = str(job.folder / "9.h5.part")
     lines = " ".join(recover(part, None))
@@ -335,8 +337,8 @@ def test_a_full_disk_is_told_before_a_step_and_what_is_committed_stays(tmp_path:
     monkeypatch.setattr(recorder, "COMMIT_EVERY_S", 0.0)
     envs = recorded_steps(path)
     envs.collect(30)
-    assert envs.steps.recorder is not None
-    envs.steps.recorder.writer.drain()
+    assert envs.end.recorder is not None
+    envs.end.recorder.writer.drain()
 
     def fail(self: RunFile, block: Any, num_rows: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -13,7 +13,7 @@ WAYS: Sequence[dict[str, Any]] = [{}, {"num_groups": 2}, {"batch_size": 1}, {"wa
 FORMS = ("both on all ranks", "the second on the root")
 
 
-@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.mpi(1, 3)
 def test_two_connections_at_once_give_what_each_gives_alone(job: Job, num_ranks: int):
     ways = [{}, {"batch_size": 1}] if num_ranks == 1 else WAYS
     second = {"root_envs": 0} if num_ranks > 1 else {}

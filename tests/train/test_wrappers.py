@@ -13,7 +13,7 @@ from vector_wrappers import WRAPPERS, without_clock
 
 pytestmark = pytest.mark.any_mpi
 
-NUM_ENVS, NUM_STEPS = 5, 30
+NUM_ENVS, NUM_STEPS = 5, 20
 OF_OBSERVATIONS = ("NormalizeObservation", "TransformObservation", "FlattenObservation", "DtypeObservation", "several")
 CASES = [(name, "next_step") for name in WRAPPERS]
 CASES += [(name, "same_step") for name in WRAPPERS if name not in OF_OBSERVATIONS]  # Gymnasium's do not take these.

@@ -30,7 +30,7 @@ from mpi_rollout.storage.filters import GZIP_LEVEL
 from mpi_rollout.storage.untrusted import Tell
 
 CHUNK_NBYTES = 2**20
-BLOCK_NBYTES = 2**24  # Of columns, before they are written.
+BLOCK_NBYTES = 2**24  # The size of columns before they are written.
 ARRAY_NBYTES = 2**8  # What an array takes besides its data: short episodes have little else.
 LOG_PROB = "log_prob"
 

@@ -23,7 +23,7 @@ META_NBYTES = 2**20  # HDF5 takes room for groups and datasets by so many bytes.
 
 
 def rows_per_chunk(array: np.ndarray) -> int:
-    """Return how many rows a compressed chunk has."""
+    """Return the number of rows in a compressed chunk."""
     return min(max(CHUNK_NBYTES // max(array[0].nbytes, 1), 1), len(array))
 
 

@@ -109,7 +109,7 @@ def _part(folder: str, share: int) -> str:
 
 
 def compression_of(data: SeveralRuns, options: Options) -> str:
-    """Return how the data set is compressed: as the user says, else large steps as they are in the files."""
+    """Return the compression of the data set: the user's choice; else large steps keep that of the files."""
     pays = row_nbytes(data) >= LARGE_STEP_NBYTES and any(file.config.compression != "none" for file in data.files)
     return str(options.get("compression") or ("gzip" if pays else "none"))
 
@@ -142,7 +142,7 @@ def infos_of(episode: Episode) -> dict[str, Tree]:
 
 
 def extras_name(infos: Container[str]) -> str:
-    """Return what a group of extras beside infos is called: an env may give an info of that name."""
+    """Return a name for the group of extras beside infos: an env may give an info of the usual name."""
     return "extras" if "extras" not in infos else "policy_extras"
 
 

@@ -24,7 +24,7 @@ OF_VECTOR_ENVS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers",
 
 
 def metadata_of(data: SeveralRuns, options: Options) -> tuple[dict[str, object], list[str]]:
-    """Return what `metadata.json` says that does not depend on the episodes, and lines for who exports.
+    """Return the part of `metadata.json` that does not depend on the episodes, and lines for the user.
 
     UsageError if Minari has no such spaces, DataError if several files are of different envs.
     """
@@ -64,12 +64,12 @@ def check_same_env(files: Sequence[RunData]) -> None:
 
 
 def name_of_env(file: RunData) -> str:
-    """Return what `--env` or `--env-factory` was."""
+    """Return the value of `--env` or `--env-factory`."""
     return str(file.env_id or file.config.env_factory)
 
 
 def policies_of(files: Sequence[RunData]) -> str:
-    """Return what chose the actions: the `--policy` of the run, or all that runs had."""
+    """Return the `--policy` of the run, or those of all runs."""
     return shortened(", ".join(dict.fromkeys(file.config.policy for file in files)))
 
 
@@ -92,7 +92,7 @@ def spec_of(file: RunData) -> str:
     try:
         spec = json.loads(file.env_spec)
         given, most_steps = dict(spec["kwargs"]), spec["max_episode_steps"]
-    except (ValueError, TypeError, KeyError):  # Who exports is told what is wrong with it.
+    except (ValueError, TypeError, KeyError):  # The export says what is wrong with it.
         return str(file.env_spec)
     if "vectorization_mode" not in given:
         return str(file.env_spec)

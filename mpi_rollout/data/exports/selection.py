@@ -21,11 +21,11 @@ from mpi_rollout.storage.sandbox import MEMORY_PER_BYTE, allow_memory
 from mpi_rollout.storage.untrusted import Tell, is_of_reading
 from mpi_rollout.text import system_words
 
-RUNNING_NBYTES = 2**28  # Of the episodes that are in memory at a time.
-COPIES = 3  # Of them, while they are put together and written.
+RUNNING_NBYTES = 2**28  # The size of the episodes that are in memory at a time.
+COPIES = 3  # Copies of the episodes while they are put together and written.
 EPISODE_NBYTES = 2**13  # A short episode takes as long as so many bytes of a long one.
 EXPORTED = np.dtype([*SEVERAL.descr, ("number", "i8"), ("group", "i8")])
-Options = Mapping[str, Any]  # Of the command line.
+Options = Mapping[str, Any]  # The options of the command line.
 
 
 def open_files(paths: Sequence[str]) -> SeveralRuns:

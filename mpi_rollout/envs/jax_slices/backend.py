@@ -13,8 +13,8 @@ from mpi_rollout.envs.rollout import RolloutColumns
 from mpi_rollout.envs.slice_env import SliceVectorEnv, checked_integer
 from mpi_rollout.errors import UsageError
 
-CHUNK_NBYTES = 2**22  # Of the outcome of one compiled call: it stays in the cache.
-MOST_STEPS = 64  # In one compiled call.
+CHUNK_NBYTES = 2**22  # The most that one compiled call gives: it stays in the cache.
+MOST_STEPS = 64  # The most steps of one compiled call.
 NAMES = ("observations", "rewards", "terminations", "truncations")
 
 

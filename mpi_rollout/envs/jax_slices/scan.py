@@ -70,7 +70,7 @@ def keys_of_envs(seed: int, env_indices: range) -> jax.Array:
 
 
 def padded(num_envs: int) -> int:
-    """Return how many envs are computed for so many envs."""
+    """Return the number of envs that a compiled call computes for `num_envs`."""
     return -(-num_envs // LANES) * LANES
 
 

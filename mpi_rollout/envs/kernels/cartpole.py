@@ -102,7 +102,7 @@ def is_outside(x, theta):
 
 
 def is_semi_implicit(kinematics_integrator: object) -> bool:
-    """Return what an integrator's name means, or raise UsageError."""
+    """Tell whether an integrator, by its name, is semi-implicit; UsageError if there is none of that name."""
     if not isinstance(kinematics_integrator, str) or kinematics_integrator not in INTEGRATORS:
         names = " or ".join(map(repr, INTEGRATORS))
         raise UsageError(f"kinematics_integrator of CartPole must be {names}, got {kinematics_integrator!r}")

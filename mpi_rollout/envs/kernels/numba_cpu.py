@@ -123,7 +123,7 @@ def _row(flat, pitch, row, start, stop):
 
 
 def _kernel(fingerprint: int) -> Callable[..., None]:
-    """Return what Numba compiles.  Its cache tells versions apart by what a closure holds, and not by its helpers."""
+    """Return the function for Numba.  Its cache tells versions apart by a closure's values, not by its helpers."""
 
     def rollout(
         all_states, all_steps, all_episodes, all_ended, settings, num_rows,

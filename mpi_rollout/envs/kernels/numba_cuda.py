@@ -18,7 +18,7 @@ from mpi_rollout.envs.rollout import RolloutColumns
 from mpi_rollout.errors import UsageError
 
 WARP, MOST_THREADS = 32, 1024  # Threads that go together, and those of a block: of each CUDA device there is.
-NUM_REGISTERS, MOST_REGISTERS = 65536, 255  # Of 32 bits: those of a block, and those of a thread.
+NUM_REGISTERS, MOST_REGISTERS = 65536, 255  # Registers of 32 bits: those of a block, and the most of a thread.
 # On the device rewards have 32 bits: -1, 0 and 1 are exact, and cross in half the time.
 OUTPUTS = {
     "observations": (np.float32, 4), "rewards": (np.float32,), "terminations": (np.uint8,), "truncations": (np.uint8,),
@@ -138,7 +138,7 @@ class CUDADevice:
             if (len(actions), names) != (self._num_rows, self._names):
                 self._reserve(len(actions), names)
             host, device = self._actions
-            np.copyto(host, actions, casting="unsafe")  # Of eight bytes one: they are 0 and 1.
+            np.copyto(host, actions, casting="unsafe")  # One of eight bytes is enough: they are 0 and 1.
             device.copy_to_device(host, stream=self._stream)
             self._launch(len(actions), -(-self._task.num_envs // self._threads))
             for name in names:

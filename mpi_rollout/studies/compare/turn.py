@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-SEED = 0  # Of the reset: env i has SEED + i.
+SEED = 0  # The seed of the reset: env i has SEED + i.
 NUM_ACTIONS = 64  # Steps for which actions are drawn; they are used in turn.
-WARM_UP_SHARE = 0.1  # Of the window.
-START_S = 60.0  # For all ranks to start.
+WARM_UP_SHARE = 0.1  # A share of the window.
+START_S = 60.0  # The time that all ranks have to start.
 LOOK_S, MOST_PER_LOOK = 0.001, 64  # Between two looks at the clock, which takes 1 % of a CartPole's step.
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from written_data import NUM_STEPS, quiet, written
+from written_data import quiet, written
 
 from mpi_rollout.errors import ContentError, DataError
-from mpi_rollout.storage import structure
+from mpi_rollout.storage import checked_file, untrusted
 from mpi_rollout.storage.schema import FORMAT, FORMAT_VERSION, digest_of
 
 
@@ -17,7 +17,7 @@ def changing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that grows with each look at the clock that sleeps."""
     path = tmp_path / "file"
     path.touch()
-    monkeypatch.setattr(structure.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(untrusted.time, "sleep", lambda seconds: None)
     return path
 
 
@@ -40,14 +40,14 @@ class Reading:
 @pytest.mark.parametrize(("num_failures", "num_reads"), [(0, 1), (1, 2), (2, 3)])
 def test_a_file_that_was_changed_amid_a_reading_is_read_again(changing: Path, num_failures: int, num_reads: int):
     read = Reading(changing, num_failures, grows=True)
-    assert structure.steadily(str(changing), read) == "whole" and read.num_reads == num_reads
+    assert untrusted.steadily(str(changing), read) == "whole" and read.num_reads == num_reads
 
 
 @pytest.mark.parametrize(("grows", "num_reads"), [(True, 3), (False, 1)])
 def test_a_file_that_stays_torn_is_damaged(changing: Path, grows: bool, num_reads: int):
     read = Reading(changing, 9, grows)
     with pytest.raises(DataError, match="torn"):
-        structure.steadily(str(changing), read)
+        untrusted.steadily(str(changing), read)
     assert read.num_reads == num_reads
 
 
@@ -62,8 +62,8 @@ def test_a_file_that_stays_torn_is_damaged(changing: Path, grows: bool, num_read
 )
 def test_a_file_of_another_program_or_version_is_refused(attributes: dict, error: type[Exception], message: str):
     with pytest.raises(error, match=message):
-        structure.check_format(attributes, "x")
-    structure.check_format({"format": FORMAT, "format_version": np.int64(FORMAT_VERSION)}, "x")
+        checked_file.check_format(attributes, "x")
+    checked_file.check_format({"format": FORMAT, "format_version": np.int64(FORMAT_VERSION)}, "x")
 
 
 @pytest.mark.parametrize(
@@ -72,31 +72,22 @@ def test_a_file_of_another_program_or_version_is_refused(attributes: dict, error
 def test_a_damaged_attribute_is_named(tmp_path: Path, name: str, value: object):
     path = written(tmp_path, "complete")
     with h5py.File(path) as file:
-        attributes = structure.attributes_of(file)
-    structure.check_attributes(attributes)
+        attributes = checked_file.attributes_of(file)
+    checked_file.check_attributes(attributes)
     with pytest.raises(ContentError, match=rf"attribute {name}\b"):
-        structure.check_attributes({**attributes, name: value})
+        checked_file.check_attributes({**attributes, name: value})
 
 
 @pytest.mark.parametrize("promised", [3, "always", np.arange(3)], ids=["number", "word", "array"])
 def test_a_promise_that_nobody_makes_is_damage(tmp_path: Path, promised: object):
     with h5py.File(written(tmp_path, "complete")) as file:
-        attributes = {**structure.attributes_of(file), "reproducibility": promised}
+        attributes = {**checked_file.attributes_of(file), "reproducibility": promised}
     attributes["digest"] = digest_of(attributes)
     with pytest.raises(ContentError, match="its attribute reproducibility is"):
-        structure.check_attributes(attributes)
+        checked_file.check_attributes(attributes)
 
 
 @pytest.mark.parametrize("kind", ["complete", "ended"])
 def test_whose_file_it_is_is_read(tmp_path: Path, kind: str):
-    read = structure.identity(quiet, str(written(tmp_path, kind)))
+    read = checked_file.identity(quiet, str(written(tmp_path, kind)))
     assert read["complete"] == (kind == "complete") and '"num_envs": 3' in str(read["config"])
-
-
-def test_only_rows_of_committed_steps_count(tmp_path: Path):
-    with h5py.File(written(tmp_path, "complete"), "r+") as file:
-        assert structure.num_steps_of(file) == NUM_STEPS
-        for num_steps in (NUM_STEPS, 9):
-            file["trajectories"].attrs["num_steps"] = num_steps
-            rows = structure.committed_episodes(file)
-            assert (rows["start"] + rows["length"] <= num_steps).all() and len(rows)

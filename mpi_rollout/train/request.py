@@ -1,0 +1,113 @@
+"""The arguments of `connect`, as ranks compare them, and what follows from them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from gymnasium.vector import AutoresetMode
+
+from mpi_rollout.config import ACTION_MODES
+from mpi_rollout.core.partition import Division
+from mpi_rollout.core.policy_kinds import MADE, is_maker
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
+from mpi_rollout.envs.env_maker import Env, EnvFunction, EnvMaker, Kwargs, name_of
+from mpi_rollout.envs.faults import OnFault
+from mpi_rollout.errors import Option, UsageError
+from mpi_rollout.exchange.infos import Infos
+from mpi_rollout.policies.model import PolicySource, make_model
+from mpi_rollout.policies.sources import check_file_options, read_source
+from mpi_rollout.ranks.set_up import Plan, check_batch_size
+from mpi_rollout.shared_options import POLICY_BLOCK, SharedOptions, vectorization_of
+
+PolicyArgument = str | Callable[[], object] | None  # None is no policy.
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `connect` that must be the same on all ranks."""
+
+    env: Env | list[EnvFunction] | tuple[EnvFunction, ...] | None
+    num_envs: int | None
+    env_kwargs: Kwargs | list[Kwargs] | tuple[Kwargs, ...]
+    autoreset_mode: str | AutoresetMode
+    infos: Infos
+    actions: str
+    copy: bool
+    policy: PolicyArgument
+    record: str | None
+    options: SharedOptions
+
+    def plan(self, num_ranks: int) -> Plan:
+        """Make a plan for some ranks.
+
+        Raises
+        ------
+        UsageError
+            An argument cannot work.
+        """
+        self._check()
+        make, options = self.make, self.options
+        make.check(num_envs := self.count)
+        is_first_ready = options.batch_size is not None
+        division = Division(num_envs, num_ranks, options.root_envs, options.num_groups, is_first_ready)
+        check_batch_size(division, options.batch_size or 1)
+        plan = Plan(make, division, None, self.mode, self.infos, OnFault.of(options), wait=options.wait)
+        if self.policy is None:
+            return plan
+        is_made = callable(self.policy) or is_maker(self.policy)
+        maker = partial(make_model, self.policy) if is_made else None
+        return replace(plan, has_policy=True, make_model=maker, keeps_extras=True)
+
+    def policy_on_ranks(self, driver: Driver) -> PolicyOnRanks:
+        """Let all ranks use the policy; called by the root when all ranks serve."""
+        source, options = PolicySource(MADE, str(self.policy)), self.options
+        if isinstance(self.policy, str) and not is_maker(self.policy):
+            source = read_source(self.policy, options.policy_mode, options.trust_policy)
+        block = POLICY_BLOCK if options.policy_block is None else options.policy_block
+        return PolicyOnRanks(driver, source, self.actions, block)
+
+    def _check(self) -> None:
+        self.options.check()
+        if self.actions not in ACTION_MODES:
+            raise UsageError(f"actions must be one of {', '.join(ACTION_MODES)}, got {self.actions!r}")
+        if not isinstance(self.policy, str | None) and not callable(self.policy):
+            raise UsageError(f"policy must be 'mine:make_policy', a function or a file, got {self.policy!r}")
+        is_file = isinstance(self.policy, str) and not is_maker(self.policy)
+        check_file_options(is_file, self.options.policy_mode, self.options.trust_policy)
+
+    @property
+    def make(self) -> EnvMaker:
+        """What makes the envs; UsageError if nothing was given."""
+        kwargs = tuple(self.env_kwargs) if isinstance(self.env_kwargs, list) else self.env_kwargs
+        if self.env is None:
+            raise UsageError("give env: an env id, a callable that returns one env, or a list of callables, got none")
+        mode = vectorization_of(self.options.vectorization_mode, self.env)
+        return EnvMaker(tuple(self.env) if isinstance(self.env, list) else self.env, kwargs, mode)
+
+    @property
+    def count(self) -> int:
+        """The number of envs: as it was given, or of a list of callables; UsageError if it is none."""
+        is_listed = isinstance(self.env, list | tuple) and self.num_envs is None
+        number = len(self.env) if is_listed else self.num_envs  # type: ignore[arg-type]  # mypy forgets that it is.
+        if type(number) is not int or number < 1:
+            raise UsageError(Option("num_envs"), f" must be a whole number of at least 1, got {number!r}")
+        return number
+
+    @property
+    def mode(self) -> AutoresetMode:
+        """The autoreset mode, however it was written: next_step, NextStep or Gymnasium's own."""
+        modes = {mode.name.replace("_", ""): mode for mode in AutoresetMode}
+        text = self.autoreset_mode.value if isinstance(self.autoreset_mode, AutoresetMode) else self.autoreset_mode
+        mode = modes.get(str(text).upper().replace("_", ""))
+        if mode is None:
+            allowed = ", ".join(mode.name.lower() for mode in AutoresetMode)
+            raise UsageError(f"autoreset_mode must be one of {allowed}, got {self.autoreset_mode!r}")
+        return mode
+
+    def fingerprint(self) -> dict[str, str]:
+        """Return the arguments as text, a callable by its name: ranks compare them."""
+        arguments = vars(self) | vars(self.options) | {"num_envs": self.count, "env": self.make.name}
+        arguments["policy"] = name_of(self.policy) if callable(self.policy) else self.policy
+        del arguments["options"]
+        return {f"the argument {name} of connect": repr(value) for name, value in arguments.items()}

@@ -1,0 +1,250 @@
+"""The root's end of a connection: what of its envs may be called next, and how it is closed."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
+from gymnasium.vector import AutoresetMode
+
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.lanes import Lane, indices_of
+from mpi_rollout.envs.inputs import Options, Seeds, options_of_each
+from mpi_rollout.process.interrupts import Interrupts
+from mpi_rollout.ranks.set_up import EnvFacts
+from mpi_rollout.train.turns import Turns
+
+if TYPE_CHECKING:
+    from mpi_rollout.train.recorder import Recorder  # Imports h5py: a worker's imports are the job's start-up time.
+
+
+class RootEnd:
+    """The root's end of a connection.
+
+    Parameters
+    ----------
+    interrupts
+        Signals of the program wait for the end of each exchange.
+    turns
+        The connections over the same ranks; None in one process.
+
+    Attributes
+    ----------
+    envs
+        The envs of several ranks, which stay until they are closed, also if the program has dropped them.
+    recorder
+        Takes down what the trainer does; None without `record`.
+    arrived
+        The lanes whose slots have come, and which the trainer has not received.
+    fragments
+        The lanes that have been sent a fragment, and have not been received.
+    ended
+        The envs whose episodes have ended; only without autoreset.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        facts: EnvFacts,
+        mode: AutoresetMode,
+        interrupts: Interrupts,
+        turns: "Turns[RootEnd] | None",
+    ):
+        self._driver, self.interrupts, self._turns = driver, interrupts, turns
+        self._is_native, self._has_autoreset = facts.is_native, mode != AutoresetMode.DISABLED
+        self._enforces_order = facts.spec is not None and facts.spec.order_enforce  # Others may be stepped at once.
+        self.is_closed = False
+        self.envs: object = None
+        self.recorder: Recorder | None = None
+        self.arrived: list[Lane] = []
+        self.fragments: set[Lane] = set()
+        self._is_reset = False  # All envs have been reset since the last failure.
+        self.ended = np.zeros(driver.num_envs, np.bool_)
+
+    def note_reset(self, mask: np.ndarray | None) -> None:
+        """Note a reset of the envs of a mask; None is all."""
+        self._is_reset = True
+        self.ended[slice(None) if mask is None else mask] = False
+
+    def note_ends(self, lanes: Sequence[Lane], ended: np.ndarray) -> None:
+        """Note which envs of some lanes ended in their last step."""
+        if not self._has_autoreset:
+            self.ended[indices_of(lanes)] = ended
+
+    @property
+    def _is_pending(self) -> bool:
+        """Whether some envs have been sent actions and not been received."""
+        return bool(self._driver.under_way or self.arrived)
+
+    def _drop(self) -> None:
+        """Drop what is under way: from now on all envs must be reset."""
+        self._is_reset = False
+        self.fragments.clear()
+        self.arrived.clear()
+        self._driver.drain(is_void=True)
+
+    # What may be called.
+
+    def check_open(self) -> None:
+        """Take the turn; raise ClosedEnvironmentError where no rank would answer."""
+        if self.is_closed:
+            raise ClosedEnvironmentError("these envs are closed: the ranks have left; connect again for more")
+        if self.interrupts.is_broken and self._driver.exchanges.division.num_ranks > 1:
+            raise ClosedEnvironmentError("an exchange with the ranks was left half done; leave the with statement")
+        if self._turns is not None and self._turns.holder is not self:
+            self._take_turn()
+
+    def _check_whole(self) -> None:
+        self.check_open()
+        if self._driver.has_fault or self.interrupts.is_broken:
+            raise ResetNeeded("an env failed, or was interrupted during its step; call reset() to begin anew")
+
+    def check_idle(self, what: str) -> None:
+        """Raise AlreadyPendingCallError where envs are stepping."""
+        self.check_open()
+        if self._is_pending:
+            under_way = "envs are stepping; call recv() until all have come"
+            if self.fragments:
+                under_way = "a fragment is under way; call collect_wait()"
+            raise AlreadyPendingCallError(f"{what} while {under_way}", what)
+
+    def check_ready(self, lanes: Sequence[Lane], what: str) -> None:
+        """Check that the envs of these lanes wait for actions, and that no fragment is under way."""
+        self._check_whole()
+        if self._driver.under_way or self.arrived:
+            if self.fragments:
+                self.check_idle(what)
+            for lane in lanes:
+                if lane in self._driver.under_way or lane in self.arrived:
+                    raise AlreadyPendingCallError(
+                        f"{_named(lane)} have been sent actions and not been received; call recv() between two sends",
+                        "send",
+                    )
+        self._check_begun(lanes)
+
+    def check_ready_for_fragment(self, lanes: Sequence[Lane], num_steps: object) -> None:
+        """Check that the envs of these lanes wait for so many actions, and that other envs take no single step."""
+        if not isinstance(num_steps, int | np.integer) or num_steps < 1:
+            raise ValueError(f"num_steps must be an int of at least 1, got {repr(num_steps)[:40]}")
+        self._check_whole()
+        if not self.fragments or any(lane in self.fragments for lane in lanes):
+            self.check_idle("collect_async")
+        self._check_begun(lanes)
+
+    def _check_begun(self, lanes: Sequence[Lane]) -> None:
+        if not self._is_reset and (self._enforces_order or self.recorder is not None):
+            raise ResetNeeded("step before reset; call reset() first")
+        if self._has_autoreset or not self.ended.any():
+            return
+        if ended := [int(index) for index in indices_of(lanes) if self.ended[index]]:
+            others = f" and {len(ended) - 1} more have" if ended[1:] else " has"
+            raise ValueError(
+                f"env {ended[0]}{others} ended and autoreset is disabled; reset {'them' if ended[1:] else 'it'} "
+                'with reset(options={"reset_mask": terminations | truncations})'
+            )
+
+    def check_sent(self, what: str) -> None:
+        """Check that a step can be received."""
+        self._check_whole()
+        if not self._is_pending:
+            raise NoAsyncCallError(f"{what} without send; call send(actions) first", what)
+        if self.fragments:
+            self.check_idle(what)
+
+    def check_sent_fragments(self, what: str, lanes: Sequence[Lane] = ()) -> None:
+        """Check that fragments can be received, of each of these lanes."""
+        self._check_whole()
+        if not self.fragments:
+            raise NoAsyncCallError(f"{what} without collect_async; call collect_async first", what)
+        if absent := [lane for lane in lanes if lane not in self.fragments]:
+            raise NoAsyncCallError(
+                f"{what}, and {_named(absent[0])} have no fragment under way; call collect_some()", what
+            )
+
+    def prepare_reset(self) -> None:
+        """See that envs can be reset; after a failure or an interrupt, drop what is under way."""
+        self.check_open()
+        is_broken = self._driver.has_fault or self.interrupts.is_broken
+        if is_broken or (self.interrupts.has_interrupted and self._is_pending):
+            with self.interrupts:
+                self._drop()
+                self._driver.begin_anew()
+                self.interrupts.forget()
+        self.check_idle("reset")
+
+    def check_reset(self, seed: Seeds, mask: np.ndarray | None, options: Options) -> None:
+        """Check the arguments of a reset."""
+        options_of_each(options, self._driver.num_envs)
+        lists = {"seeds": isinstance(seed, list), "options": isinstance(options, list), "reset_mask": mask is not None}
+        for name, is_given in lists.items():
+            if is_given and self._is_native:
+                raise ValueError(f"natively vectorized envs are reset together, got {name} for each; give one for all")
+        if mask is not None and not mask.any():
+            raise ValueError("options['reset_mask'] must have at least one True, got none; leave it out to reset all")
+        if mask is not None and not mask.all() and not self._is_reset:
+            raise ResetNeeded("the first reset must be of all envs; reset without options['reset_mask'] first")
+
+    # Turns, and the end.
+
+    def ask(self, method: str, *args: object) -> None:
+        """Call a method of every rank's worker, for what concerns more than the envs."""
+        self.check_idle(method)
+        with self.interrupts:
+            self._driver.call_ranks(method, *args)
+
+    def _take_turn(self, is_closing: bool = False) -> None:
+        """Let the ranks await the orders of this connection, not those of another one; `is_closing`: to close it.
+
+        Raises
+        ------
+        AlreadyPendingCallError
+            The envs of the connection that has the turn are stepping, and the program was not interrupted meanwhile.
+        """
+        turns = self._turns
+        if turns is None or turns.holder is self:
+            return
+        holder, number = turns.holder, next(number for number, end in turns.open.items() if end is self)
+        is_pending = holder._is_pending
+        if is_pending and not is_closing and not holder.interrupts.has_interrupted:
+            raise AlreadyPendingCallError(
+                "envs of another connection have been sent actions and not been received; call recv() there until all "
+                "have come",
+                "connect",
+            )
+        with holder.interrupts:
+            if is_pending:
+                holder._drop()
+            holder._driver.switch(number)
+        turns.holder = self
+
+    def finish_recording(self) -> None:
+        """Complete the file of `record`, if there is one; StorageError if it cannot be written."""
+        if self.recorder is not None:
+            with self.interrupts:
+                self.recorder.finish()
+
+    def close(self, code: int) -> None:
+        """Let the other ranks out of `connect`, once, with the job's exit code."""
+        if self.is_closed:
+            return
+        self._take_turn(is_closing=True)
+        try:
+            self.finish_recording()
+        finally:
+            self._let_out(code)
+
+    def _let_out(self, code: int) -> None:
+        try:
+            with self.interrupts:
+                self.is_closed = True  # Also if a handler of the program raises at the end of this: all is done then.
+                self._driver.stop(code)
+                self._driver.exchanges.free()
+                if self._turns is not None:
+                    self._turns.remove(self)
+        finally:
+            self.envs = None
+            self.interrupts.close()
+
+
+def _named(lane: Lane) -> str:
+    return f"envs {lane.envs.start} to {lane.envs.stop - 1}"
