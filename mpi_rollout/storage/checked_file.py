@@ -74,8 +74,6 @@ class CheckedFile:
         No run goes on with the file: all its chunks have checksums, and all its datasets the same number of steps.
     num_committed
         Steps that are committed; `num_steps` of them count.
-    stored
-        Its chunks.
     """
 
     def __init__(self, file: h5py.File, path: str, tell: Tell):

@@ -38,13 +38,7 @@ FEW_CHUNKS = 512  # HDF5 looks through them in a tenth of a millisecond.
 
 
 class FileWriter:
-    """Appends to all datasets of a new file, and commits.
-
-    Attributes
-    ----------
-    columns, tables
-        What appends to each: by names below /trajectories, and by paths.
-    """
+    """Appends to all datasets of a new file, and commits: columns by names below /trajectories, tables by paths."""
 
     def __init__(self, file: h5py.File):
         self.file, self._list = file, ChunkList(file)
@@ -247,8 +241,9 @@ def listed_chunks(file: h5py.File, num_steps: int, is_sealed: bool, is_at_least:
         what = f"its list of chunks has no commit of {num_steps:,} steps"
         most = int(whole["num_steps"].max(initial=0))
         raise ContentError(what + (f"; recover the first {most:,} with --num-steps {most}" if most else ""))
-    # A killed writer leaves a commit whose chunks are not listed yet.
-    if not is_at_least and len(whole) < len(commits) and commits["num_chunks"][len(whole)] <= len(chunks):
+    # A writer, killed or at work, may have left commits whose chunks are not listed yet.
+    others = commits["num_chunks"][len(whole) :]
+    if len(others) and not is_at_least and (is_sealed or (others <= len(chunks)).any()):
         raise ContentError("its list of chunks is not what was written: the digest does not fit")
     chunks = chunks[: considered["num_chunks"][counting[-1]]]
     is_possible = (chunks["row"] >= 0) & (chunks["env"] >= 0) & (chunks["num_checked"] >= 0)

@@ -42,12 +42,8 @@ FROM_END = COLUMNS[::-1] + 1
 class Filters:
     """The filters of one dataset.
 
-    A chunk has a filter mask with one bit for each filter: 0 if the chunk has passed it.
-
-    Attributes
-    ----------
-    none
-        The mask of a chunk that is stored as it is in memory.
+    A chunk has a filter mask with one bit for each filter: 0 if the chunk has passed it.  `none` is the mask of a chunk
+    that is stored as it is in memory.
     """
 
     def __init__(self, dataset: h5py.Dataset):
