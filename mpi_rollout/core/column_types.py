@@ -9,7 +9,7 @@ Whoever only reads a configuration needs no Gymnasium: this module does not impo
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -127,7 +127,7 @@ def _written(dtype: np.dtype, shape: Sequence[int]) -> str | list[object]:
     return [dtype.name, *shape] if shape else str(dtype.name)
 
 
-def types_in(infos: Sequence[Mapping[str, Any]]) -> tuple[Types, dict[str, str]]:
+def types_in(infos: Sequence[Mapping[str, object]]) -> tuple[Types, dict[str, str]]:
     """Return the types of all numbers in some infos of one env, and what is no number, with the reason.
 
     Parameters
@@ -150,7 +150,7 @@ def types_in(infos: Sequence[Mapping[str, Any]]) -> tuple[Types, dict[str, str]]
     return {name: _written(dtype, given[0].shape) for (name, given), dtype in zip(kept, dtypes, strict=True)}, left_out
 
 
-def _values_in(info: Mapping[str, Any], outer: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _values_in(info: Mapping[str, object], outer: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
     for key, value in info.items():
         if isinstance(value, dict):
             yield from _values_in(value, (*outer, key))
