@@ -9,7 +9,7 @@ Whoever only reads a configuration needs no Gymnasium: this module does not impo
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -30,10 +30,7 @@ Types: TypeAlias = dict[str, object]  # Types as a file has them: {"lives": "int
 def read_type(kind: object, kinds: str = NUMBERS, most_bytes: int = 64) -> tuple[np.dtype, tuple[int, ...]]:
     """Return the dtype, of these kinds and at most so many bytes, and the shape that a type stands for.
 
-    Raises
-    ------
-    ValueError
-        It is none.  The message follows the name of the column.
+    ValueError if it is none; its message follows the name of the column.
     """
     dtype, *sizes = kind if isinstance(kind, list | tuple) and kind else (kind,)
     if len(sizes) == 1 and isinstance(sizes[0], list | tuple):
@@ -74,13 +71,7 @@ def mask_name(name: str) -> str:
 
 
 def read_types(text: str) -> Types | str:
-    """Read the value of `--store-infos`: JSON in which words need no quotation marks.
-
-    Raises
-    ------
-    UsageError
-        It is none.
-    """
+    """Read the value of `--store-infos`, JSON in which words need no quotation marks; UsageError if it is none."""
     if text.strip() == ALL:
         return ALL
     try:
@@ -94,10 +85,7 @@ def read_types(text: str) -> Types | str:
 def checked_types(value: object) -> Types | str:
     """Return types in their one form: {"lives": "int64", "position": ["float64", 3]}.
 
-    Raises
-    ------
-    UsageError
-        They are none, or a file cannot hold them under these names.
+    UsageError if they are none, or a file cannot hold them under these names.
     """
     if value == ALL:
         return ALL
@@ -127,13 +115,10 @@ def _written(dtype: np.dtype, shape: Sequence[int]) -> str | list[object]:
     return [dtype.name, *shape] if shape else str(dtype.name)
 
 
-def types_in(infos: Sequence[Mapping[str, Any]]) -> tuple[Types, dict[str, str]]:
+def types_in(infos: Sequence[Mapping[str, object]]) -> tuple[Types, dict[str, str]]:
     """Return the types of all numbers in some infos of one env, and what is no number, with the reason.
 
-    Parameters
-    ----------
-    infos
-        The later ones add names, and widen types of the same shape: an int may become a float.
+    Later infos add names, and widen types of the same shape: an int may become a float.
     """
     arrays: dict[str, list[np.ndarray]] = {}
     left_out: dict[str, str] = {}
@@ -150,7 +135,7 @@ def types_in(infos: Sequence[Mapping[str, Any]]) -> tuple[Types, dict[str, str]]
     return {name: _written(dtype, given[0].shape) for (name, given), dtype in zip(kept, dtypes, strict=True)}, left_out
 
 
-def _values_in(info: Mapping[str, Any], outer: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _values_in(info: Mapping[str, object], outer: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
     for key, value in info.items():
         if isinstance(value, dict):
             yield from _values_in(value, (*outer, key))

@@ -128,9 +128,9 @@ class Order:
     @property
     def own_actions(self) -> list[np.ndarray]:
         """Return the part of `actions` that is for this rank's envs."""
-        if self.has_fragment:
-            return [array[:, self._own_envs] for array in self.actions]
-        return self._own_actions
+        if self.num_rows == 1 or self.is_chosen:  # The usual case.
+            return self._own_actions
+        return [array[:, self._own_envs] for array in self.actions]
 
     def write(self, command: int, argument: int, step: int, is_chosen: bool) -> None:
         """Write the header, on the root."""

@@ -29,10 +29,12 @@ class Acted(NamedTuple):
 class _Room(NamedTuple):
     """What a model gets when it is asked for some neighbouring envs: arrays of all envs of their blocks."""
 
-    rows: slice  # The rows of the envs that are asked for.
-    observations: list[np.ndarray]
-    blocks: list[tuple[slice, Tree, np.ndarray]]  # Each block's rows, observations and env indices.
+    rows: slice  # Of the envs that are asked for.
+    shown: list[np.ndarray]  # Their rows of the observations, for each leaf.
+    padding: list[np.ndarray]  # All other rows.
+    blocks: list[tuple[slice, Tree, np.ndarray]]  # Of each block the rows, the observations and the env indices.
     uniforms: Uniforms
+    no_uniforms: np.ndarray
 
 
 class BlockPolicy:
@@ -68,20 +70,23 @@ class BlockPolicy:
         ActionError
             The model gave actions of another number of envs.
         """
-        if envs not in self._rooms:
-            self._rooms[envs] = self._room_for(envs)
-        rows, buffers, blocks, drawn = self._rooms[envs]
-        for buffer, leaf in zip(buffers, self._observation_leaves, strict=True):
-            buffer[: rows.start] = buffer[rows.stop :] = 0  # The model may have written there.
-            buffer[rows] = leaf.of(observations)
-        drawn.forget(step)
-        uniforms = drawn.at(step)
+        room = self._rooms.get(envs)
+        if room is None:
+            room = self._rooms[envs] = self._room_for(envs)
+        for array, leaf in zip(room.shown, self._observation_leaves, strict=True):
+            array[...] = leaf.of(observations)
+        for array in room.padding:  # The model may have written there.
+            array.fill(0)
+        uniforms = room.no_uniforms
+        if self._model.num_uniforms:
+            room.uniforms.forget(step)
+            uniforms = room.uniforms.at(step)
         parts = [
             self._read(self._model.act(given, indices, uniforms[block]), len(indices))
-            for block, given, indices in blocks
+            for block, given, indices in room.blocks
         ]
         columns = parts[0] if len(parts) == 1 else [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
-        columns = [column[rows] for column in columns]
+        columns = [column[room.rows] for column in columns]
         num_actions = len(self._action_leaves)
         return Acted(tree_of(self._action_space, columns[:num_actions]), columns[num_actions:])
 
@@ -89,13 +94,16 @@ class BlockPolicy:
         size = self._block or len(envs)
         first = envs.start // size * size if self._block else envs.start
         padded = range(first, first + -(-(envs.stop - first) // size) * size)
+        rows = slice(envs.start - first, envs.stop - first)
         buffers = [np.zeros((len(padded), *leaf.shape), leaf.dtype) for leaf in self._observation_leaves]
         blocks = []
         for block in (slice(start, start + size) for start in range(0, len(padded), size)):
             given = tree_of(self._observation_space, [buffer[block] for buffer in buffers])
             blocks.append((block, given, np.arange(first + block.start, first + block.stop)))
+        shown = [buffer[rows] for buffer in buffers]
+        padding = [part for buffer in buffers for part in (buffer[: rows.start], buffer[rows.stop :]) if len(part)]
         uniforms = Uniforms(self._key, padded, self._model.num_uniforms)
-        return _Room(slice(envs.start - first, envs.stop - first), buffers, blocks, uniforms)
+        return _Room(rows, shown, padding, blocks, uniforms, np.zeros((len(padded), 0)))
 
     def _read(self, given: Tree, size: int) -> list[np.ndarray]:
         """Return an array (size, ...) for each leaf of the actions, and one for each extra."""
@@ -121,13 +129,7 @@ def _extra(leaf: Leaf, given: Tree, size: int) -> np.ndarray:
 
 
 def refuse_pair(given: Tree, space: Space, size: int) -> None:
-    """Refuse what `predict` of Stable-Baselines3 returns, actions and a state, and tuples like it.
-
-    Raises
-    ------
-    ActionError
-        They are no actions of `size` envs.
-    """
+    """Refuse what `predict` of Stable-Baselines3 returns, actions and a state, and tuples like it; ActionError."""
     is_tuple = isinstance(given, tuple) and not isinstance(space, spaces.Tuple)
     if is_tuple and (len(given) != size or any(entry is None for entry in given)):
         raise ActionError(

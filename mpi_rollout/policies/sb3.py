@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -139,16 +139,17 @@ class _NoOptimizer:
 class _Weightless(TorchFunctionMode):
     """Within it networks are made without memory for weights, whatever sizes a file claims."""
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         self._device = torch.device("meta")
         self._device.__enter__()
-        return super().__enter__()
+        super().__enter__()
+        return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self._device.__exit__(*error)
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         if function is torch.Tensor.to:  # SB3 puts each network on the CPU.
             return args[0]
         if function is torch.Tensor.__bool__:  # The checks of torch's distributions, which gSDE draws from.

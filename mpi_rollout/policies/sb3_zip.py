@@ -54,7 +54,7 @@ class SavedPolicy:
     """What a file says of a policy."""
 
     policy_class: type
-    policy_kwargs: dict[str, Any]
+    policy_kwargs: dict[str, object]
     weights: dict[str, torch.Tensor]
     data: JsonObject  # What is pickled is a dict with a description.
     is_trusted: bool = False  # Its classes may be code of the file.
@@ -93,11 +93,11 @@ def _unpickled(content: bytes, data: JsonObject) -> SavedPolicy:
         raise UsageError(f"SB3 cannot read the file: {type(error).__name__}: {first_line(error)}") from error
 
 
-def _check_sizes(arguments: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
+def _check_sizes(arguments: dict[str, object], weights: dict[str, torch.Tensor]) -> None:
     """Refuse arguments with more layers, or more units in one, than there are weights of."""
     most_units = max((size for weight in weights.values() for size in weight.shape), default=0)
     num_layers = 0
-    left: list[tuple[str, Any]] = list(arguments.items())
+    left: list[tuple[str, object]] = list(arguments.items())
     while left:
         name, value = left.pop()
         if isinstance(value, dict):
@@ -142,12 +142,12 @@ def _pickled_name(entry: object) -> tuple[str, str]:
     return (texts[0], texts[1]) if len(texts) == 2 else ("", "")
 
 
-def _arguments(entry: object) -> dict[str, Any]:
+def _arguments(entry: object) -> dict[str, object]:
     """Return the arguments of the policy, of which those for learning are left out."""
     if not isinstance(entry, dict):
         raise UsageError(f"its policy_kwargs are {type(entry).__name__}; {TRUST}")
     is_pickled = ":serialized:" in entry
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     for key, value in entry.items():
         if key in FOR_LEARNING or key in (":type:", ":serialized:"):
             continue

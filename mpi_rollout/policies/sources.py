@@ -4,9 +4,7 @@ The kind of a file follows from its content, not from its name.  Packages are im
 """
 
 import hashlib
-import io
 import os
-import pickletools
 import re
 from importlib import import_module
 from inspect import signature
@@ -17,16 +15,18 @@ from mpi_rollout.errors import ActionError, Option, PolicyError, UsageError
 from mpi_rollout.policies.model import DETERMINISTIC, Model, Policy, PolicySource, called_model, make_model
 from mpi_rollout.policies.networks import try_model
 from mpi_rollout.policies.onnx_check import check_network, weight_files
-from mpi_rollout.policies.untrusted import FREE_PICKLE_BYTES, TRUST_IT, members_of, reading, without_folder
+from mpi_rollout.policies.untrusted import TRUST_IT, members_of, reading, without_folder
 from mpi_rollout.process.paths import colon_hint, load_object, located
 from mpi_rollout.text import first_line, system_words, words_of
 
 EXPORT = "save the network with torch.export.save(torch.export.export(...), 'policy.pt2')"
-NO_NETWORK = f"has what torch.save writes, weights without the network, which is not a policy; {EXPORT}"
+NO_NETWORK = (
+    "has what torch.save writes, which is not a policy: weights without the network, or a whole module in a pickle, "
+    f"which is code; load it in Python, and {EXPORT}"
+)
 SCRIPT = f"is TorchScript, whose code may do all that you may; {TRUST_IT}, else {EXPORT}, or as ONNX"
 OUTSIDE = "the weights are in another file, which cannot be read"
 ONE_FILE = "save it in one file, with external_data=False"
-_OF_WEIGHTS = re.compile(r"collections OrderedDict|torch\._utils |torch \w+Storage")
 
 
 def check_file_options(is_file: bool, mode: str, is_trusted: bool) -> None:
@@ -149,26 +149,9 @@ def kind_of(content: bytes) -> str:
         if content.startswith(form.begins) and (not is_zip or any(marks <= names for marks in form.members)):
             return kind
     if content.startswith(b"\x80") or "*/data.pkl" in names:
-        raise _no_network(without_folder(members).get("data.pkl", content))
+        raise UsageError(f"the file {NO_NETWORK}")
     what = "a zip of something else" if is_zip else "damaged or of another kind"
     raise UsageError(f"the file is {what}; a policy is {FILES}" if content else "the file is empty")
-
-
-def _no_network(pickled: bytes) -> UsageError:
-    """Say what is wrong with a file of `torch.save`: weights alone, or objects that only unpickling brings back."""
-    file = io.BytesIO(pickled[:FREE_PICKLE_BYTES])  # A module is named at its start.
-    try:
-        while file.tell() < len(pickled):  # Old files have several pickles.
-            for operation, argument, _ in pickletools.genops(file):
-                if operation.name == "GLOBAL" and not _OF_WEIGHTS.match(str(argument)):
-                    name = str(argument).replace(" ", ".")[:80]
-                    return UsageError(
-                        f"the file has a whole module that torch.save pickled ({name}), and a pickle is code; load it "
-                        f"in Python, and {EXPORT}"
-                    )
-    except Exception:  # Damaged, or the numbers of weights after the pickles.
-        pass
-    return UsageError(f"the file {NO_NETWORK}")
 
 
 def _with_weights(path: str) -> bytes:
@@ -186,15 +169,7 @@ def _with_weights(path: str) -> bytes:
 def load_model(source: PolicySource, observation_space: Space, action_space: Space) -> Model:
     """Make a model of what was read, for these spaces of one env.  Each rank that asks the policy does this.
 
-    A model of torch is called with one thread, whatever the process has set.
-
-    Raises
-    ------
-    UsageError
-        A package is missing; the file is damaged; it does not fit the spaces; it would have to execute code of the
-        file; or it has nothing to draw from.
-    PolicyError
-        The user's `make_policy` raises.
+    UsageError if a package is missing or the file cannot be used; PolicyError if the user's `make_policy` raises.
     """
     if source.kind == MADE:
         return make_model(source.name)

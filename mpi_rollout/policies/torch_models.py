@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from mpi_rollout.policies.pt2_program import Program
 from mpi_rollout.policies.untrusted import reading
 from mpi_rollout.policies.weights import numpy_dtype
 
+Argument: TypeAlias = torch.Tensor | dict[str, torch.Tensor]  # By path, where there are several.
 BATCH = "give its first axis a dynamic size (dynamic_shapes of torch.export.export)"
 
 
@@ -35,20 +36,16 @@ def load(source: PolicySource, observation_space: Space, action_space: Space) ->
             assert source.is_trusted, "sources.read_source refuses it: it is code"
             network = Script(torch.jit.load(io.BytesIO(source.content), map_location="cpu").eval())
             return model_of(partial(_call, network), network.inputs(observation_space), head, network)
-        if source.is_trusted:
-            program, taken = _loaded(source.content)
-        else:
-            program = Program(source.content)
-            taken = program.inputs
+        program, taken = _loaded(source.content) if source.is_trusted else _checked(source.content)
     return model_of(partial(_call, program), match_inputs(taken, observation_space, BATCH), head, program)
 
 
-def _call(network: Callable[[Any], Any], arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+def _call(network: Callable[[Argument], Any], arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
     tensors = {path: torch.from_numpy(array) for path, array in arrays.items()}
     # Unoptimized: else TorchScript compiles another graph after two calls, which may round otherwise.
     with calling(), torch.jit.optimized_execution(False):
         returned = network(tensors[""] if tensors.keys() == {""} else tensors)
-    outputs: list[Any] = list(returned) if isinstance(returned, tuple | list) else [returned]
+    outputs = list(returned) if isinstance(returned, tuple | list) else [returned]
     if not outputs or not all(isinstance(output, torch.Tensor) for output in outputs):
         raise ActionError(f"must return a tensor or a tuple of tensors, returns {type(returned).__name__}")
     return [output.detach().numpy() for output in outputs]
@@ -80,7 +77,7 @@ class Script:
         with suppress(RuntimeError):  # Not all code can be frozen.
             self._call = torch.jit.freeze(module, optimize_numerics=False)  # Optimized, it would round otherwise.
 
-    def __call__(self, argument: Any) -> Any:
+    def __call__(self, argument: Argument) -> object:
         return self._call(argument)
 
     def inputs(self, observation_space: Space) -> Inputs:
@@ -100,7 +97,12 @@ class Script:
         self._call = self._module
 
 
-def _loaded(content: bytes) -> tuple[Any, dict[str, Input]]:
+def _checked(content: bytes) -> tuple[Program, dict[str, Input]]:
+    program = Program(content)
+    return program, program.inputs
+
+
+def _loaded(content: bytes) -> tuple[torch.nn.Module, dict[str, Input]]:
     """Load a program as torch does, which executes code of its file."""
     logger = logging.getLogger("torch.export")
     was_disabled, logger.disabled = logger.disabled, True  # What it says of a damaged file is in the error too.

@@ -109,7 +109,7 @@ def read_weights(content: bytes, file_bytes: int) -> dict[str, torch.Tensor]:
 class _Reader(pickle._Unpickler):  # The unpickler in Python: the one in C takes as much memory as a file claims.
     """Reads what tensors a pickle names; all else is refused."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if module == "torch" and name in _STORAGES:
             return _STORAGES[name][1]
         if (module, name) not in _MADE:
@@ -127,8 +127,8 @@ class _Reader(pickle._Unpickler):  # The unpickler in Python: the one in C takes
         return key, dtype
 
 
-_MADE: dict[tuple[str, str], Callable[..., Any]] = {
-    ("collections", "OrderedDict"): lambda: OrderedDict(),  # It is called without arguments: nothing is copied.
+_MADE: dict[tuple[str, str], Callable[..., object]] = {
+    ("collections", "OrderedDict"): lambda: OrderedDict(),  # Without arguments: nothing is copied.
     ("torch._utils", "_rebuild_tensor_v2"): lambda place, offset, shape, strides, *_: Stored(
         place[0], place[1], tuple(shape), tuple(strides), offset
     ),

@@ -150,7 +150,12 @@ class Slice(ABC):
         if self._random is not None:
             self._random.forget(self.num_steps)
         is_asked = order.is_chosen and self._choose is not None
-        actions, extras = self._room_for_choices() if is_asked else (self._given_actions(), [])
+        actions, extras = order.own_actions, list[np.ndarray]()
+        if is_asked:
+            actions, extras = self._room_for_choices()
+        elif order.is_chosen:
+            assert self._random is not None, "a run's ranks have its random policy"
+            actions = self._random.rows(self.num_steps, order.num_rows, self.env_indices)
         is_rolled = self._can_roll()
         if masks is not None and (masks.places or order.num_rows > 1) and not is_rolled:
             # Actions by masks, which may come, are written into these arrays.
@@ -190,14 +195,6 @@ class Slice(ABC):
         if len(actions) == 1 and not self._action_leaves[0].keys:
             return actions[0]
         return (tree_of(self._space, rows) for rows in zip(*actions, strict=True))
-
-    def _given_actions(self) -> list[np.ndarray]:
-        """Return the order's actions, or random ones: for each leaf an array (num_steps, num_envs, ...)."""
-        order = self.exchange.order
-        if not order.is_chosen:
-            return order.own_actions
-        assert self._random is not None, "a run's ranks have its random policy"
-        return self._random.rows(self.num_steps, order.num_rows, self.env_indices)
 
     def _room_for_choices(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return arrays (num_steps, num_envs, ...) for the leaves of actions, and for extras where slots have them."""

@@ -155,7 +155,7 @@ class Worker:
     def _do(self, slice_: Slice, arguments: tuple[object, ...]) -> None:
         """Let a slice do what an order says, and report its failures."""
         command = slice_.exchange.order.command
-        error = self._failure_of(slice_, lambda: slice_.do(command, arguments, self._is_to_stop))
+        error = self._failure_of(slice_, slice_.do, command, arguments, self._is_to_stop)
         if error is not None:
             self._fault = Fault.of(error, f"{self._place}, step {slice_.num_steps}", slice_.num_steps)
             self.error = cause_of(error)
@@ -164,7 +164,7 @@ class Worker:
         for restart in slice_.restarts:
             self._say(restart)
 
-    def _failure_of(self, slice_: Slice | None, call: Callable[[], object]) -> BaseException | None:
+    def _failure_of(self, slice_: Slice | None, call: Method, *arguments: object) -> BaseException | None:
         """Call code of others, the envs of a slice or the policy; return what it raised.
 
         Only the end of the whole run by a signal is raised.
@@ -172,7 +172,7 @@ class Worker:
         try:
             self._active = slice_
             with ends_forked:
-                call()
+                call(*arguments)
             self._active = None  # From here on nothing is cut any more, see `interrupts`.
         except BaseException as error:
             self._active = None
@@ -183,7 +183,7 @@ class Worker:
 
     def load_parameters(self, buffer: np.ndarray) -> None:
         """Give the policy new parameters.  Never raises: if it fails, so do the next steps."""
-        error = self._failure_of(None, lambda: self.policy.load_parameters(buffer))
+        error = self._failure_of(None, self.policy.load_parameters, buffer)
         if error is not None:
             self._fault = Fault.of(PolicyError(f"policy: load: {words_of(error)}"), self._place)
 

@@ -74,8 +74,6 @@ class CheckedFile:
         No run goes on with the file: all its chunks have checksums, and all its datasets the same number of steps.
     num_committed
         Steps that are committed; `num_steps` of them count.
-    stored
-        Its chunks.
     """
 
     def __init__(self, file: h5py.File, path: str, tell: Tell):
@@ -227,13 +225,13 @@ def check_attributes(attributes: Mapping[str, object]) -> None:
     promise_of(attributes)
 
 
-def promise_of(attributes: Mapping[str, Any]) -> Reproducibility:
+def promise_of(attributes: Mapping[str, object]) -> Reproducibility:
     """Return the promise of a file's envs; files of older versions do not have it."""
     if (promised := attributes.get("reproducibility")) is None:
         is_loop = parsed(attributes, "config", dict).get("vectorization_mode") == "sync"
         return Reproducibility.EPISODE if is_loop else Reproducibility.SLICE
     try:
-        return Reproducibility(promised)
+        return Reproducibility(text(attributes, "reproducibility"))
     except ValueError as error:
         raise ContentError(f"its attribute reproducibility is {promised!r:.80}; the file is damaged") from error
 

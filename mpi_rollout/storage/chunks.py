@@ -38,13 +38,7 @@ FEW_CHUNKS = 512  # HDF5 looks through them in a tenth of a millisecond.
 
 
 class FileWriter:
-    """Appends to all datasets of a new file, and commits.
-
-    Attributes
-    ----------
-    columns, tables
-        What appends to each: by names below /trajectories, and by paths.
-    """
+    """Appends to all datasets of a new file, and commits: columns by names below /trajectories, tables by paths."""
 
     def __init__(self, file: h5py.File):
         self.file, self._list = file, ChunkList(file)
@@ -94,6 +88,7 @@ class ChunkWriter:
         self._bytes = np.zeros(nbytes + CHECKSUM_NBYTES, np.uint8)  # Room for one chunk and its checksum.
         self._chunk = self._bytes[:nbytes].view(dataset.dtype).reshape(self.chunks)
         self._open = np.zeros(0)  # The rows of the last chunk, while it is not full and has no checksum.
+        self._unsealed: set[int] = set()  # The first envs of its chunks that the file has.
 
     def append(self, array: np.ndarray, first_row: int, stop: int, is_last: bool = False) -> None:
         """Write those of an array's first `stop` rows that the dataset does not have yet.
@@ -122,8 +117,10 @@ class ChunkWriter:
         """Write the chunks of all envs that begin in a row; `num_rows` of their rows count."""
         for env in self.envs:
             part = array if array.ndim == 1 else array[:, env : env + self.chunks[1]]
-            if self._is_sparse and not part.view(np.uint8).any():  # Also -0.0 is a value.
+            is_unsealed = env in self._unsealed  # Its rows beyond those that count may have had values.
+            if self._is_sparse and not is_unsealed and not part.view(np.uint8).any():  # Also -0.0 is a value.
                 continue
+            (self._unsealed.add if num_rows < self.chunks[0] else self._unsealed.discard)(env)
             data, mask = self._encoded(part, num_rows)
             place = (row, env, *(0 for _ in self.chunks))[: len(self.chunks)]
             if self._list is None:
@@ -247,8 +244,9 @@ def listed_chunks(file: h5py.File, num_steps: int, is_sealed: bool, is_at_least:
         what = f"its list of chunks has no commit of {num_steps:,} steps"
         most = int(whole["num_steps"].max(initial=0))
         raise ContentError(what + (f"; recover the first {most:,} with --num-steps {most}" if most else ""))
-    # A killed writer leaves a commit whose chunks are not listed yet.
-    if not is_at_least and len(whole) < len(commits) and commits["num_chunks"][len(whole)] <= len(chunks):
+    # A writer, killed or at work, may have left commits whose chunks are not listed yet.
+    others = commits["num_chunks"][len(whole) :]
+    if len(others) and not is_at_least and (is_sealed or (others <= len(chunks)).any()):
         raise ContentError("its list of chunks is not what was written: the digest does not fit")
     chunks = chunks[: considered["num_chunks"][counting[-1]]]
     is_possible = (chunks["row"] >= 0) & (chunks["env"] >= 0) & (chunks["num_checked"] >= 0)

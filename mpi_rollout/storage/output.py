@@ -235,7 +235,7 @@ def check_folder(path: str) -> str:
 
 
 def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> bool:
-    """Refuse to go on with the file of another run; `stored` is what `structure.identity` says of the file.
+    """Refuse to go on with the file of another run; `stored` is what `checked_file.identity` says of the file.
 
     Return whether the file is complete, and of the same run with fewer steps: it can be extended.  UsageError if
     options that decide on the data differ, or if this version of the program would go on with other actions; the

@@ -273,13 +273,7 @@ def check_free_space(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0
     """Refuse a file that there is no room for, by StorageError; return what to tell the user, "" for a small file.
 
     The size of a compressed one is not known before: it is told, and not refused.
-
-    Parameters
-    ----------
-    row_nbytes
-        Of one step of all envs.
-    old_nbytes
-        Of the unfinished file that is continued, until the new one has all of it.
+    A step of all envs has `row_nbytes`, the unfinished file that is continued `old_nbytes` until the new one has all.
     """
     if not config.trajectories:
         return ""

@@ -41,12 +41,7 @@ def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int
     `truncated`, as at the end of a run.  If the run's `finished` is empty, so is the new file's; it then has the
     attribute `recovered`, the time.
 
-    Parameters
-    ----------
-    temporary
-        The name of the new file until it is verified.
-    num_steps
-        Take so many steps, not all that are committed.
+    The new file is called `temporary` until it is verified.  With `num_steps`, it has so many of the committed steps.
     """
     with checked(path, tell, num_steps, is_rescue=True) as source:
         if source.num_committed == 0:
@@ -113,8 +108,6 @@ def copy_prefix(
     ----------
     lost
         Envs whose running episodes end here, truncated and faulted, and the step that they did not reproduce.
-    values
-        Counts the wrong values.
     is_last
         No steps follow.  Otherwise chunks that are not full are left so that writing can go on; see `chunks`.
     """

@@ -42,13 +42,8 @@ class Ending:
 class Prefix:
     """The first steps of a run that is continued or extended.
 
-    Parameters
-    ----------
-    source
-        The file that has them: the unfinished one, or the complete one.
-    lost
-        Envs whose running episodes cannot be continued, and the first step that is not what it was: they end here,
-        truncated and faulted.
+    `lost` are the envs whose running episodes cannot be continued, and the first step that is not what it was: they end
+    here, truncated and faulted.
     """
 
     num_steps: int

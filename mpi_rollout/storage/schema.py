@@ -30,6 +30,7 @@ FORMAT = "mpi_rollout"
 LISTED_SINCE = 3
 FORMAT_VERSION = max(LISTED_SINCE, NEWEST)
 SPAN_NBYTES = 2**23  # All chunks that hold one step: HDF5's readers keep 8 MiB; before version 2.0 they kept 1 MiB.
+BLOCK_NBYTES = 2**24
 CHUNK_NBYTES = 2**16  # Smaller chunks take long to write and to find.
 
 EPISODE = np.dtype(
@@ -79,15 +80,7 @@ TABLES = {  # Tables to which rows are appended: the dtype, and the rows of a ch
 
 @dataclass(frozen=True)
 class Schema:
-    """What is known about a file before its first step.
-
-    Parameters
-    ----------
-    attributes
-        Of the root group.
-    num_rows
-        The steps of a block, a power of two: chunks have as many or fewer.
-    """
+    """What is known about a file before its first step: the attributes of its root group, and the rows of a block."""
 
     attributes: Mapping[str, object]
     config: RolloutConfig
@@ -95,11 +88,7 @@ class Schema:
     num_ranks: int
 
     def create(self, path: str, swmr_mode: bool = True, is_locked: bool = False) -> h5py.File:
-        """Make the file with all its objects, empty.
-
-        With `is_locked`, there is a file, which this process has made and locked; it is filled.  Otherwise a file of
-        another process raises FileExistsError, and is not touched.
-        """
+        """Make the file with all its objects, empty; FileExistsError if it exists and is not locked by this process."""
         # `storage.ownership` keeps runs apart, not HDF5's own locks.
         file = h5py.File(path, "w" if is_locked else "x", libver="latest", locking=False)
         file.attrs["format"] = FORMAT
@@ -108,15 +97,17 @@ class Schema:
             file.attrs[name] = value
         file.attrs["digest"] = digest_of(file.attrs)
         file.attrs["finished"] = np.bytes_(b" " * 32)  # Room for the time, which is put in at the end.
+        # Numbers that change come before the links to datasets, in the first block of a group's header: see `torn`.
+        throughput = file.create_group("throughput").attrs
+        throughput["env_steps"], throughput["seconds"] = np.int64(0), np.float64(0)
+        if self.config.trajectories:
+            file.create_group("trajectories").attrs["num_steps"] = np.int64(0)
         expected = expected_rows(self.attributes, self.config, FORMAT_VERSION)
         for name, (dtype, shape) in expected.items():
             if name not in LIST:
                 self._create_dataset(file, name, dtype, shape)
         if self.config.trajectories:
-            file["trajectories"].attrs["num_steps"] = np.int64(0)
             ValueChecks(self.attributes).write(file["trajectories"])
-        file["throughput"].attrs["env_steps"] = np.int64(0)
-        file["throughput"].attrs["seconds"] = np.float64(0)
         for name, num_rows in zip(LIST, (256, 64), strict=True):
             file.create_dataset(name, (0,), expected[name][0], maxshape=(None,), chunks=(num_rows,))
         file["chunks"].attrs["datasets"] = json.dumps([name for name in leaf_datasets(file) if name not in LIST])
@@ -139,15 +130,7 @@ class Schema:
 
 
 def expected_rows(root: Mapping[str, object], config: RolloutConfig, version: int, has_list: bool = True) -> Contents:
-    """Return for every dataset the dtype, and the shape without its first axis.
-
-    Parameters
-    ----------
-    root
-        The attributes of the root group.
-    has_list
-        The file has a list of chunks; one of an older format version may have none.
-    """
+    """Return for every dataset the dtype and the shape of a row; `root` is the root group's attributes."""
     expected: Contents = {}
     if config.trajectories:
         for name, leaf in expected_leaves(root, version).items():
@@ -168,13 +151,7 @@ def expected_leaves(root: Mapping[str, object], version: int) -> dict[str, Leaf]
 
 
 def check_datasets(datasets: Mapping[str, h5py.Dataset], expected: Contents, compression: str) -> None:
-    """Check that these are the datasets of a file; ContentError if one is missing or another one.
-
-    Parameters
-    ----------
-    compression
-        What the configuration says.
-    """
+    """Check that these are the datasets of a file; ContentError if one is missing or another one."""
     for name, (dtype, shape) in expected.items():
         if name not in datasets:
             raise ContentError(f"there is no {name}")
@@ -263,15 +240,10 @@ def next_digest(before: bytes, num_steps: int, rows: np.ndarray) -> bytes:
 
 
 def chunk_shape(num_rows: int, row: tuple[int, ...], dtype: np.dtype) -> tuple[int, ...]:
-    """Choose chunks of some steps of a few envs; a block of `num_rows` steps is a whole number of chunks.
+    """Choose chunks of some steps of a few envs; a block of `num_rows` rows of this shape is a whole number of chunks.
 
     A reader of one env's episode reads the other envs of its chunks too, so there should be few of them: one, for
     images.  A reader of step after step finds the chunks of all envs in HDF5's cache, unless one step is larger.
-
-    Parameters
-    ----------
-    row
-        The shape of one step: the number of envs first.
     """
     (num_envs, *shape), rows = row, 1
     nbytes = dtype.itemsize * math.prod(shape)  # Of a step of one env.
@@ -282,9 +254,9 @@ def chunk_shape(num_rows: int, row: tuple[int, ...], dtype: np.dtype) -> tuple[i
     return (rows, -(-num_envs // parts), *(max(size, 1) for size in shape))
 
 
-def rows_per_block(row_nbytes: int, num_steps: int, block_nbytes: int = 2**24) -> int:
+def rows_per_block(row_nbytes: int, num_steps: int) -> int:
     """Choose a power of two, so that blocks are whole numbers of chunks; bounded in bytes, for images, and in steps."""
     rows = 1
-    while 2 * rows * row_nbytes <= block_nbytes and rows < min(num_steps, 1024):
+    while 2 * rows * row_nbytes <= BLOCK_NBYTES and rows < min(num_steps, 1024):
         rows *= 2
     return rows

@@ -25,13 +25,7 @@ def status_path(out: str) -> str:
 
 
 class Status:
-    """The status of one output.  The root writes it again, in one piece, whenever something changes.
-
-    Attributes
-    ----------
-    is_first
-        There was no status before.
-    """
+    """The status of one output; `is_first` if there was none before.  The root writes it again, in one piece."""
 
     def __init__(self, out: str, num_steps: int):
         self._path = status_path(out)

@@ -73,17 +73,8 @@ class Unmarked(io.FileIO):
 def mended(read: memoryview, fd: int) -> bytes:
     """Return the block of metadata that some bytes begin with as it was before its last write, if that was torn.
 
-    Parameters
-    ----------
-    read
-        What was read; behind an object header may be something else.
-    fd
-        The file, where the header of an extensible array is read.
-
-    Returns
-    -------
-    bytes
-        Nothing if no block begins here, if its checksum fits, or if no change that is taken back makes it fit.
+    Behind an object header may be something else.  The header of an extensible array is read from the file `fd`.
+    Return nothing if no block begins here, if its checksum fits, or if no change that is taken back makes it fit.
     """
     if bytes(read[:4]) not in (b"OHDR", b"EAHD", b"EAIB", b"EADB") or len(read) not in SIZES:
         return b""

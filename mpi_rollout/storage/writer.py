@@ -174,19 +174,9 @@ def open_writer(
     prefix: Prefix | None = None,
     replaces: tuple[int, int] | None = None,
 ) -> Writer:
-    """Make the file of a run and the thread that writes it.
+    """Make the file of a run, and the thread that writes it.
 
-    Parameters
-    ----------
-    replaces
-        The `ownership.identity` of the complete file that the run extends.
-
-    Raises
-    ------
-    StorageError
-        It cannot be made.
-    UsageError
-        Another run writes there.
+    StorageError if it cannot be made, UsageError if another run writes there.
     """
     attributes = {**attributes, "versions": json.dumps(versions() | libraries())}
     schema = Schema(attributes, config, blocks[0].num_rows if blocks else 0, num_ranks)

@@ -202,19 +202,10 @@ def test_a_program_for_batches_of_one_size_is_refused():
 def test_what_torch_save_writes_is_no_policy(is_zip: bool):
     import torch
 
-    for saved, message in (
-        (
-            network("logits").state_dict(),
-            r"weights without the network, which is not a policy; save the network with t",
-        ),
-        (
-            network("logits"),
-            r"a whole module that torch.save pickled \(torch.nn.modules.container.Sequential\), and a pic",
-        ),
-    ):
+    for saved in (network("logits").state_dict(), network("logits")):
         file = io.BytesIO()
         torch.save(saved, file, _use_new_zipfile_serialization=is_zip)
-        with assert_refused(message):
+        with assert_refused("weights without the network, or a whole module in a pickle, .*; load it"):
             kind_of(file.getvalue())
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from written_data import NUM_STEPS, quiet, written
+from written_data import quiet, written
 
 from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.storage import checked_file, untrusted
@@ -91,12 +91,3 @@ def test_a_promise_that_nobody_makes_is_damage(tmp_path: Path, promised: object)
 def test_whose_file_it_is_is_read(tmp_path: Path, kind: str):
     read = checked_file.identity(quiet, str(written(tmp_path, kind)))
     assert read["complete"] == (kind == "complete") and '"num_envs": 3' in str(read["config"])
-
-
-def test_only_rows_of_committed_steps_count(tmp_path: Path):
-    with h5py.File(written(tmp_path, "complete"), "r+") as file:
-        assert checked_file.num_steps_of(file) == NUM_STEPS
-        for num_steps in (NUM_STEPS, 9):
-            file["trajectories"].attrs["num_steps"] = num_steps
-            rows = checked_file.committed_episodes(file)
-            assert (rows["start"] + rows["length"] <= num_steps).all() and len(rows)

@@ -58,8 +58,10 @@ def test_an_error_is_told_before_what_it_has_interrupted_is_closed():
         in_sandbox("child_tasks:refuse_amid_writing", "run.h5")
 
 
-def test_what_asks_a_job_to_stop_does_not_end_the_child():
+def test_what_asks_a_job_to_stop_does_not_end_the_child_and_is_heeded_again_after_it():
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert in_sandbox("child_tasks:ask_myself", "run.h5") == "whole"
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
 
 @pytest.mark.parametrize("number", BLOCKED_SIGNALS)
@@ -99,12 +101,6 @@ def test_a_signal_that_came_too_late_to_stop_anything_is_for_who_had_it_before()
         assert numbers == [signal.SIGUSR2]
     finally:
         signal.signal(signal.SIGUSR2, before)
-
-
-def test_who_has_read_a_file_is_asked_to_stop_as_before():
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    assert in_sandbox("child_tasks:ask_myself", "run.h5") == "whole"
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def in_low_bits(folder: Path, compression: str, complete: bool = True, num_steps
 
 @pytest.mark.parametrize("kind", ["zeros", "words"])
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("state", ["complete", "ended", "running"])
+@pytest.mark.parametrize("state", ["complete", "running"])
 def test_damage_that_leaves_fletcher32_as_it_was_is_found(tmp_path: Path, state: str, name: str, kind: str):
     path = written(tmp_path, state)
     before = path.read_bytes()
@@ -147,12 +147,14 @@ def test_a_file_of_this_version_needs_its_list(tmp_path: Path):
         verify(quiet, str(path))
 
 
-def test_a_changed_list_is_found(tmp_path: Path):
-    path = written(tmp_path, "complete")
+@pytest.mark.parametrize(("name", "column"), [("chunks", "crc32"), ("commits", "num_steps"), ("commits", "num_chunks")])
+@pytest.mark.parametrize("state", ["complete", "ended"])
+def test_a_changed_list_is_found(tmp_path: Path, state: str, name: str, column: str):
+    path = written(tmp_path, state)
     with h5py.File(path, "r+") as file:
-        rows = file["chunks"][...]
-        rows["crc32"][3] += 1
-        file["chunks"][...] = rows
+        rows = file[name][...]
+        rows[column][1] += 2**20
+        file[name][...] = rows
     with pytest.raises(DataError, match="its list of chunks is not what was written: the digest does not fit"):
         verify(quiet, str(path))
 
@@ -229,10 +231,9 @@ def test_objects_that_do_not_belong_to_a_file_are_refused_at_the_first_one(tmp_p
     assert len(told) < 100
 
 
-@pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_what_hdf5_has_lost_the_way_to_is_recovered(tmp_path: Path, compression: str):
+def test_what_hdf5_has_lost_the_way_to_is_recovered(tmp_path: Path):
     """Each index of chunks in turn is made unreadable; only that of the list itself is needed."""
-    path = in_low_bits(tmp_path, compression, complete=False)
+    path = in_low_bits(tmp_path, "gzip", complete=False)
     original = path.read_bytes()
     outcomes = []
     for found in re.finditer(b"EA[HID]B", original):

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -145,32 +144,15 @@ def test_episodes_of_steps_that_were_not_committed_are_not_read(tmp_path: Path):
     assert len(read) > 0
 
 
-# Two at the same file.
+# Two at the same file: see also test_output.
 
 
-def test_a_second_writer_is_refused_and_the_first_goes_on(tmp_path: Path):
-    feed = Feed()
-    first = feed.writer(tmp_path / "run.h5", 4)
-    steps = feed.fill(first, 20, {20})
-    while next(steps) < 10:
-        pass
-    second = subprocess.run(
-        [sys.executable, "-c", "from written_data import Feed; Feed(seed=1).writer('run.h5', 4)"],
-        cwd=tmp_path, env=job_environment(), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert re.search(r"UsageError: \S+/run\.h5\.part: another run is writing it; wait for its end", second.stderr)
-    for _ in steps:
-        pass
-    first.finish(ending(20))
-    assert_same_bytes(contents(tmp_path / "run.h5"), feed.expected(20))
-
-
-def test_a_part_that_another_run_has_left_is_not_touched(tmp_path: Path):
-    (tmp_path / "run.h5.part").write_bytes(b"precious")
-    with pytest.raises(UsageError, match=r"run\.h5\.part: another run is writing it; wait for its end"):
+@pytest.mark.parametrize("name", ["run.h5", "run.h5.part"])
+def test_what_another_run_has_left_or_completed_is_not_touched(tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(b"precious")
+    with pytest.raises(UsageError, match=rf"{name}: another run is writing it; wait for its end"):
         Feed().writer(tmp_path / "run.h5", 4)
-    assert (tmp_path / "run.h5.part").read_bytes() == b"precious"
-    assert [path.name for path in tmp_path.iterdir()] == ["run.h5.part"]
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, b"precious")]
 
 
 def test_a_run_that_has_no_room_to_be_continued_leaves_only_what_it_had(tmp_path: Path, monkeypatch):
@@ -190,33 +172,6 @@ def test_a_run_that_has_no_room_to_be_continued_leaves_only_what_it_had(tmp_path
         feed.writer(tmp_path / "run.h5", 8, num_past=10)
     assert [path.name for path in tmp_path.iterdir()] == ["run.h5.part"]
     assert (tmp_path / "run.h5.part").read_bytes() == before
-
-
-def test_a_file_that_was_completed_since_this_run_looked_is_not_touched(tmp_path: Path):
-    (tmp_path / "run.h5").write_bytes(b"precious")
-    with pytest.raises(UsageError, match=r"run\.h5: another run is writing it; wait for its end"):
-        Feed().writer(tmp_path / "run.h5", 4)
-    assert [path.name for path in tmp_path.iterdir()] == ["run.h5"]
-
-
-def test_of_writers_that_start_at_once_one_goes_on(tmp_path: Path):
-    code = (
-        "import sys; from written_data import *; feed = Feed(); sys.stdin.read(1); writer = feed.writer('run.h5', 4)\n"
-    )
-    code += "print('made', flush=True); sys.stdin.read(1)"
-    starts = [
-        subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=job_environment(), text=True,
-                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for _ in range(6)
-    ]  # fmt: skip
-    for each in starts:
-        each.stdin.write(".")
-        each.stdin.flush()
-    said = [each.communicate(timeout=60) for each in starts]
-    assert [out for out, _ in said].count("made\n") == 1
-    refused = [err for out, err in said if not out]
-    assert len(refused) == 5 and all("run.h5.part: another run is writing it" in err for err in refused)
-    assert [path.name for path in tmp_path.iterdir()] == ["run.h5.part"]
 
 
 def test_a_file_that_appears_during_a_run_is_not_overwritten(tmp_path: Path):
