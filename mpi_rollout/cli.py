@@ -120,12 +120,6 @@ def _add_doctor(commands: Commands) -> None:
     doctor.set_defaults(command=_doctor_command)
 
 
-def _add_export(commands: Commands) -> None:
-    from mpi_rollout.commands import export_options
-
-    export_options.add_export(commands)
-
-
 def run_command(options: argparse.Namespace) -> int:
     """Run, or only check that a run would start."""
     from mpi_rollout.collect.run import rehearse, run  # Reads files no more than it must: workers import no h5py.
@@ -161,7 +155,7 @@ ADDERS: dict[str, Callable[[Commands], None]] = {
     "list": file_commands.add_list,
     "verify": file_commands.add_verify,
     "recover": file_commands.add_recover,
-    "export": _add_export,
+    "export": file_commands.add_export,
     "render": file_commands.add_render,
     "scaling": partial(_add_study, "scaling"),
     "compare": partial(_add_study, "compare"),

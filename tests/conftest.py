@@ -25,7 +25,7 @@ LONGEST_FIRST = (  # Else the last of them runs alone, while the other processes
     "runs/test_env_faults.py",
     "train/test_connection.py",
     "runs/test_failures.py",
-    "studies/test_runner.py",
+    "studies/test_scaling.py",
     "train/test_modes.py",
     "studies/test_parts.py",
     "runs/test_rank_faults.py",

@@ -11,7 +11,7 @@ from shlex import quote
 from typing import Any
 
 from mpi_rollout.core.spaces import wrong_values_text
-from mpi_rollout.errors import AlreadyComplete, DataError, RolloutError, StorageError, UsageError
+from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError
 from mpi_rollout.process.paths import coming_back
 from mpi_rollout.storage.ownership import removed, temporary_path, why_no_file
 from mpi_rollout.storage.sandbox import in_sandbox
@@ -43,7 +43,10 @@ def recover(path: str, new_path: str | None, num_steps: int | None = None, as_js
 
     DataError if there is nothing to recover or it is damaged; StorageError if the new file exists or cannot be written.
     """
-    new_path = _checked_new_path(path, new_path)
+    if why := why_no_file(path):
+        raise DataError(why)
+    new_path = new_path or _without_suffix(path)
+    _check_new_path(path, new_path)
     temporary = temporary_path(new_path, "recovering")
     start = time.perf_counter()
     with removed(temporary):
@@ -52,27 +55,22 @@ def recover(path: str, new_path: str | None, num_steps: int | None = None, as_js
     return [json.dumps(report)] if as_json else _report_lines(report)
 
 
-def _checked_new_path(path: str, new_path: str | None) -> str:
-    """Return the name of the recovered file: it is free, and its folder is there."""
-    if why := why_no_file(path):
-        raise DataError(why)
-    if new_path is None:
-        if not path.endswith(SUFFIX):
-            raise _without_suffix(path)
-        new_path = path.removesuffix(SUFFIX)
+def _check_new_path(path: str, new_path: str) -> None:
+    """Raise StorageError unless the name of the recovered file is free, and its folder is there."""
     if os.path.lexists(new_path):
         raise StorageError(f"{new_path} exists; move it away or give another name: recover {quote(path)} DEST")
     folder = os.path.dirname(os.path.abspath(new_path))
     if not os.path.isdir(folder):
         raise StorageError(f"cannot write {new_path}: there is no folder {folder}; mkdir -p {quote(folder)}")
-    return new_path
 
 
-def _without_suffix(path: str) -> RolloutError:
-    """Return why a file that does not end with .part cannot be recovered without a second name."""
+def _without_suffix(path: str) -> str:
+    """Return the name of a recovered file, if nobody gives one."""
+    if path.endswith(SUFFIX):
+        return path.removesuffix(SUFFIX)
     if in_sandbox("mpi_rollout.storage.checked_file:identity", path)["complete"]:
-        return AlreadyComplete(f"{path} is complete already; there is nothing to recover")
-    return UsageError(f"recover: {path} does not end with {SUFFIX}; give the new file's name, too")
+        raise AlreadyComplete(f"{path} is complete already; there is nothing to recover")
+    raise UsageError(f"recover: {path} does not end with {SUFFIX}; give the new file's name, too")
 
 
 def _report_lines(report: Mapping[str, Any]) -> list[str]:

@@ -22,23 +22,13 @@ from mpi_rollout.text import shortened
 
 @dataclass(frozen=True)
 class Consent:
-    """What the user says about the envs of a file.
-
-    Parameters
-    ----------
-    env, env_factory, env_kwargs
-        As the options of `run`.
-    trust
-        Make any envs that the file names.
-    what
-        The command or option that makes envs, for messages.
-    """
+    """What the user says about the envs of a file, in the options of `run`."""
 
     env: str | None = None
     env_factory: str | None = None
     env_kwargs: Kwargs | Sequence[Kwargs] = field(default_factory=dict)
-    trust: bool = False
-    what: str = "--replay"
+    trust: bool = False  # Make any envs that the file names.
+    what: str = "--replay"  # The command or option that makes envs, for messages.
 
     def check(self, config: RolloutConfig, path: str) -> None:
         """Raise UsageError unless the envs of this run may be made."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from shlex import quote
 from time import perf_counter, sleep
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.data.exports.minari_place import Place, check_id
@@ -28,23 +28,16 @@ from mpi_rollout.text import counted, printable
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-TAG = 32124
 TASKS = "mpi_rollout.data.exports.minari"
-Result = TypeVar("Result")
-Options = Mapping[str, Any]
+Options: TypeAlias = Mapping[str, Any]
+Comm: TypeAlias = "MPI.Intracomm | SingleRankComm"
 
 
 def export_minari(files: Sequence[str], dataset_id: str, options: Options) -> list[str]:
     """Write a Minari data set; return the lines to print, on the root.  **Collective**.
 
-    Raises
-    ------
-    UsageError
-        The id is none, or is taken.
-    DataError
-        A file is missing, damaged, or has no episodes.
-    StorageError
-        The data set cannot be written.
+    UsageError if the id is none, or is taken; DataError if a file is missing, damaged, or has no episodes; StorageError
+    if the data set cannot be written.
     """
     check_id(dataset_id)
     _check_files(files)
@@ -56,22 +49,22 @@ def export_minari(files: Sequence[str], dataset_id: str, options: Options) -> li
             return _export_minari(comm, files, dataset_id, options)
 
 
-def _export_minari(
-    comm: "MPI.Intracomm | SingleRankComm", files: Sequence[str], dataset_id: str, options: Options
-) -> list[str]:
-    start = perf_counter()
-    place = Place(dataset_id, options["overwrite"])
-    arguments = [list(files), "", {**options, "dataset_id": dataset_id}]
+def _export_minari(comm: Comm, files: Sequence[str], dataset_id: str, options: Options) -> list[str]:
+    start, place = perf_counter(), Place(dataset_id, options["overwrite"])
     try:
-        arguments[1] = _all_do(comm, lambda: _made(place) if comm.rank == ROOT else "")[ROOT]
-        do = lambda task, *more: in_sandbox(f"{TASKS}:{task}", files[0], *arguments, *more)  # noqa: E731
+        folder = _on_root(comm, place.make)
+        arguments = [[*files], folder, {**options, "dataset_id": dataset_id}]
+
+        def task(name: str, *more: int) -> Any:
+            return in_sandbox(f"{TASKS}:{name}", files[0], *arguments, *more)
+
         if comm.size == 1:
-            report = do("export")
+            report = task("export")
         else:
-            _all_do(comm, lambda: do("plan") if comm.rank == ROOT else None)
-            _all_do(comm, lambda: do("write_share", comm.rank, comm.size))
-            report = _all_do(comm, lambda: do("finish", comm.size) if comm.rank == ROOT else None)[ROOT]
-        _all_do(comm, lambda: place.publish() if comm.rank == ROOT else None)
+            _on_root(comm, lambda: task("plan"))
+            _all_do(comm, lambda: task("write_share", comm.rank, comm.size))
+            report = _on_root(comm, lambda: task("finish", comm.size))
+        _on_root(comm, place.publish)
     finally:
         if comm.rank == ROOT:
             place.remove()
@@ -79,12 +72,12 @@ def _export_minari(
     return _minari_lines(report, options["json"]) if comm.rank == ROOT else []
 
 
-def _made(place: Place) -> str:
-    place.make()
-    return place.data
+def _on_root(comm: Comm, do: Callable[[], Any]) -> Any:
+    """Do something on the root while the others wait; return its result on all ranks.  **Collective**."""
+    return _all_do(comm, do if comm.rank == ROOT else lambda: None)[ROOT]
 
 
-def _all_do(comm: "MPI.Intracomm | SingleRankComm", do: Callable[[], Result]) -> list[Any]:
+def _all_do(comm: Comm, do: Callable[[], Any]) -> list[Any]:
     """Do something on all ranks; return all results, or raise on all ranks what the first one has raised.
 
     **Collective**.  Ranks that wait sleep, so that others have the cores, and heed signals.
@@ -94,29 +87,15 @@ def _all_do(comm: "MPI.Intracomm | SingleRankComm", do: Callable[[], Result]) ->
         result = do()
     except RolloutError as error:
         problem = error
-    reports = _shared(comm, (result, problem))
+    if not isinstance(comm, SingleRankComm):
+        arrivals = comm.Ibarrier()
+        while not arrivals.Test():
+            sleep(0.005)
+    reports = comm.allgather((result, problem))
     for rank, (_, problem) in enumerate(reports):
         if problem is not None:
             raise type(problem)("" if rank == ROOT else f"rank {rank}: ", *problem.args)
     return [result for result, _ in reports]
-
-
-def _shared(comm: "MPI.Intracomm | SingleRankComm", report: Any) -> list[Any]:
-    if isinstance(comm, SingleRankComm):
-        return [report]
-    if comm.rank != ROOT:
-        comm.send(report, ROOT, TAG)
-        return _received(comm, ROOT)
-    reports = [report, *(_received(comm, rank) for rank in range(1, comm.size))]
-    for rank in range(1, comm.size):
-        comm.send(reports, rank, TAG)
-    return reports
-
-
-def _received(comm: Any, rank: int) -> Any:
-    while not comm.iprobe(rank, TAG):
-        sleep(0.005)
-    return comm.recv(None, rank, TAG)
 
 
 def _minari_lines(report: Mapping[str, Any], as_json: bool) -> list[str]:
@@ -154,16 +133,12 @@ def export_d4rl(files: Sequence[str], out: str, options: Options) -> list[str]:
     start, replaces, temporary = perf_counter(), identity(out), temporary_path(os.path.abspath(out), "exporting")
     with _stopped_by_signals(), removed(temporary):
         report = in_sandbox("mpi_rollout.data.exports.d4rl:export", files[0], list(files), temporary, options)
-        _give_name(temporary, out, replaces)
+        try:
+            give_name(temporary, out, replaces)
+        except OSError as error:
+            raise StorageError(f"cannot write {out}: {error.strerror or error}") from error
     report |= {"path": out, "seconds": perf_counter() - start}
     return _d4rl_lines(report, options["json"])
-
-
-def _give_name(temporary: str, out: str, replaces: tuple[int, int] | None) -> None:
-    try:
-        give_name(temporary, out, replaces)
-    except OSError as error:
-        raise StorageError(f"cannot write {out}: {error.strerror or error}") from error
 
 
 def _d4rl_lines(report: Mapping[str, Any], as_json: bool) -> list[str]:
@@ -199,4 +174,4 @@ def _stopped_by_signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            signal.signal(number, handler or signal.SIG_DFL)

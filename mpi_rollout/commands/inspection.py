@@ -46,13 +46,7 @@ def inspect(path: str, as_json: bool = False, plot: str | None = None) -> list[s
 
 
 def figures_of(files: Sequence[str], folder: str | None) -> dict[str, str]:
-    """Return where the picture of each file goes: beside it, or into a folder.
-
-    Raises
-    ------
-    UsageError
-        Two of them would be one.
-    """
+    """Return where the picture of each file goes: beside it, or into a folder.  UsageError if two would be one."""
     figures: dict[str, str] = {}
     for file in files:
         stem = os.path.basename(file).removesuffix(SUFFIX).removesuffix(".h5")

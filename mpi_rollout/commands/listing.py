@@ -32,46 +32,40 @@ def runs_of(folder: str) -> list[dict[str, object]]:
     """
     if not os.path.isdir(folder):
         raise UsageError(f"there is no folder {folder}; give the folder of --out")
-    outs = [output_of(str(path)) for path in sorted(Path(folder).glob(f"*{STATUS_ENDING}"))]
+    outs = [_output_of(str(path)) for path in sorted(Path(folder).glob(f"*{STATUS_ENDING}"))]
     statuses = [(out, read_status(out)) for out in outs]
-    return [{"run": out} | status | {"state": state_of(out, status)} for out, status in statuses if status]
+    return [{"run": out} | status | {"state": _state_of(out, status)} for out, status in statuses if status]
 
 
-def output_of(status: str) -> str:
+def _output_of(status: str) -> str:
     """Return the output that a status belongs to: its name ends in .h5, unless only a file of another name is there."""
     name = status.removesuffix(STATUS_ENDING)
     candidates = (f"{name}.h5", name)
     return next((out for out in candidates if os.path.lexists(out) or os.path.lexists(f"{out}.part")), candidates[0])
 
 
-def state_of(out: str, status: Mapping[str, object]) -> object:
+def _state_of(out: str, status: Mapping[str, object]) -> object:
     """Return the state that a status says; if it says "running", look whether that is still so."""
-    state = status.get("state")
-    if state != "running" or is_locked(f"{out}.part"):
-        return state
+    if status.get("state") != "running" or is_locked(f"{out}.part"):
+        return status.get("state")
     # Some file systems have no locks, and some do not show a host the locks of another one.
     if status.get("host") == os.uname().nodename:
-        return state if Path(f"/proc/{status.get('pid')}").exists() else "killed"
-    return state if seconds_since(status.get("updated")) < SILENT_S else "killed"
-
-
-def seconds_since(updated: object) -> float:
-    """Return the seconds since a time that a status has; infinity if it is no time."""
+        return "running" if Path(f"/proc/{status.get('pid')}").exists() else "killed"
     try:
-        return (datetime.now(UTC) - datetime.fromisoformat(str(updated))).total_seconds()
-    except (TypeError, ValueError):
-        return float("inf")
+        silent_s = (datetime.now(UTC) - datetime.fromisoformat(str(status.get("updated")))).total_seconds()
+    except (TypeError, ValueError):  # It is no time.
+        return "killed"
+    return "running" if silent_s < SILENT_S else "killed"
 
 
 def table(runs: Sequence[Mapping[str, object]]) -> list[str]:
     """Return lines for people."""
-    rows = [COLUMNS, *map(row, runs)]
+    rows = [COLUMNS, *map(_words_of, runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, words, widths)).rstrip() for words in rows]
 
 
-def row(run: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the words of one run."""
+def _words_of(run: Mapping[str, object]) -> tuple[str, ...]:
     num_steps, total = run.get("num_steps"), run.get("of_num_steps")
     steps = f"{num_steps} of {total}"
     if isinstance(num_steps, int) and isinstance(total, int) and total > 0:

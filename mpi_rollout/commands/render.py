@@ -6,7 +6,7 @@ compared with what is stored, so that the video shows the episode of the file an
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.collect.replay import Difference, Replay, driver_of
+from mpi_rollout.collect.replay import Replay, driver_of
 from mpi_rollout.commands.consent import Consent
 from mpi_rollout.commands.replay import (
     StoredEpisodes,
@@ -23,7 +23,7 @@ from mpi_rollout.commands.replay import (
     check_failures,
     check_spaces,
 )
-from mpi_rollout.commands.video import MOST_FPS, Video, kind_of, written
+from mpi_rollout.commands.video import MOST_FPS, kind_of, write_video
 from mpi_rollout.data.opening import open as open_data
 from mpi_rollout.data.run_data import RunData
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, maker_of
@@ -42,24 +42,12 @@ HEADLESS = "for MuJoCo without a display set MUJOCO_GL to egl or osmesa"
 
 @dataclass(frozen=True)
 class Shot:
-    """What is to be filmed.
+    """What is to be filmed."""
 
-    Parameters
-    ----------
-    episode
-        One of `NAMES`, or a row of /episodes.
-    out
-        The video.
-    fps
-        Frames per second; None is what the env says.
-    anyway
-        Film the episode also if it does not come out as it is stored.
-    """
-
-    episode: str
+    episode: str  # One of `NAMES`, or a row of /episodes.
     out: str
-    fps: float | None = None
-    anyway: bool = False
+    fps: float | None = None  # None is what the env says.
+    anyway: bool = False  # Film the episode also if it does not come out as it is stored.
 
 
 def render(path: str, shot: Shot, consent: Consent, as_json: bool = False) -> list[str]:
@@ -82,26 +70,17 @@ def render(path: str, shot: Shot, consent: Consent, as_json: bool = False) -> li
             check_spaces(data.attributes, envs)
             replay = StoredEpisodes(file, data.config.seed).replay(driver_of(maker, envs), row)
             fps = shot.fps or float(envs.metadata.get("render_fps") or FPS)
-            with written(shot.out, kind, fps) as video:
-                difference = _film(envs, replay, video, shot.anyway)
-                if difference is not None and not shot.anyway:
-                    versions = changed_versions(json.loads(data.attributes["versions"]))
-                    raise DataError(
-                        f"{path}: {called(row)} differs in its step {difference}{versions}; --anyway films "
-                        "what the env does here"
-                    )
-    told = _told(row, video, shot.out, difference)
+            film = write_video(_frames(envs, replay, data, row, shot.anyway), shot.out, kind, fps)
+    difference = replay.differences.get(0)
+    told = {"file": shot.out} | {name: row[name].item() for name in ("env_index", "start", "length", "return", "seed")}
+    told["return"] = told["return"] if np.isfinite(told["return"]) else None
+    told |= {"frames": film.num_frames, "width": film.width, "height": film.height, "fps": film.fps}
+    told |= {"difference": None if difference is None else str(difference)}
     return [json.dumps(told)] if as_json else _lines(told)
 
 
 def chosen(data: RunData, which: str, path: str) -> np.void:
-    """Return the row of the episode that is meant: of those that ended, if any has; one that failed by number only.
-
-    Raises
-    ------
-    UsageError
-        There is none.
-    """
+    """Return the row of the episode that is meant: of those that ended, if any has; one that failed by number only."""
     rows = np.concatenate([data.episodes, data.unfinished])
     if which not in NAMES:
         if not (which.isascii() and which.isdigit() and int(which) < len(rows)):
@@ -178,16 +157,21 @@ def _takes_mode(factory: Any) -> bool:
     return "render_mode" in parameters or any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
 
 
-def _film(envs: LoopVectorEnv, replay: Replay, video: Video, anyway: bool) -> Difference | None:
-    """Film an episode; return the first difference from what is stored, where the film ends unless `anyway`."""
+def _frames(envs: LoopVectorEnv, replay: Replay, data: RunData, row: np.void, anyway: bool) -> Iterator[np.ndarray]:
+    """Yield the frames of an episode; DataError at the first difference from what is stored, unless `anyway`."""
     replay.begin()
     check_failures(envs)
-    video.write(_frame(envs))
+    yield _frame(envs)
     while not replay.is_over and (anyway or not replay.differences):
         replay.advance()
         check_failures(envs)
-        video.write(_frame(envs))
-    return replay.differences.get(0)
+        yield _frame(envs)
+    if replay.differences and not anyway:
+        versions = changed_versions(json.loads(data.attributes["versions"]))
+        raise DataError(
+            f"{data.path}: {called(row)} differs in its step {replay.differences[0]}{versions}; --anyway films "
+            "what the env does here"
+        )
 
 
 def _frame(envs: LoopVectorEnv) -> np.ndarray:
@@ -202,33 +186,16 @@ def _frame(envs: LoopVectorEnv) -> np.ndarray:
     return frame
 
 
-def _told(row: np.void, video: Video, out: str, difference: Difference | None) -> dict[str, Any]:
-    return {
-        "file": out,
-        "env_index": int(row["env_index"]),
-        "start": int(row["start"]),
-        "length": int(row["length"]),
-        "return": float(row["return"]) if np.isfinite(row["return"]) else None,
-        "seed": int(row["seed"]),
-        "frames": video.num_frames,
-        "width": video.size[0],
-        "height": video.size[1],
-        "fps": video.fps,
-        "difference": None if difference is None else str(difference),
-    }
-
-
 def _lines(told: Mapping[str, Any]) -> list[str]:
     seconds = told["frames"] / told["fps"]
     same = "every observation, reward and end as it is stored"
     if told["difference"] is not None:
         same = f"NOT the episode of the file: it differs in its step {told['difference']}"
+    outcome = f"{counted(told['length'], 'step')}, "
+    outcome += "return not finite" if told["return"] is None else f"return {told['return']:,.6g}"
     return [
         f"{told['file']}: {told['frames']:,} frames of {told['width']} x {told['height']}, {seconds:,.1f} s at "
         f"{told['fps']:g} per s",
-        f"episode       env {told['env_index']}, from step {told['start']:,} on, {counted(told['length'], 'step')}, "
-        f"return {told['return']:,.6g}, seed {told['seed']}"
-        if told["return"] is not None
-        else f"episode       env {told['env_index']}, from step {told['start']:,} on, seed {told['seed']}",
+        f"episode       env {told['env_index']}, from step {told['start']:,} on, {outcome}, seed {told['seed']}",
         f"replay        {same}",
     ]

@@ -8,7 +8,6 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -191,12 +190,7 @@ class StoredEpisodes:
 def replay_history(file: OpenFile, config: RolloutConfig, path: str) -> dict[str, int]:
     """Take all steps of natively vectorized envs again, which cannot begin amid a run.
 
-    Raises
-    ------
-    DataError
-        A difference.
-    UsageError
-        It would take too long, see `collect.replay`.
+    DataError if something differs, UsageError if it would take too long, see `collect.replay`.
     """
     num_envs, num_steps = config.num_envs, int(file["trajectories"].attrs["num_steps"])
     make, none = maker_of(config), np.zeros(num_envs, np.int64)
@@ -211,7 +205,7 @@ def replay_history(file: OpenFile, config: RolloutConfig, path: str) -> dict[str
     return {"replayed": len(committed_episodes(file)), "replayed_steps": num_steps * num_envs}
 
 
-def check_spaces(attributes: Mapping[str, Any], envs: VectorEnv) -> None:
+def check_spaces(attributes: Mapping[str, object], envs: VectorEnv) -> None:
     """Raise DataError if the envs of a file with these attributes have other spaces here."""
     spaces = {"observation": envs.single_observation_space, "action": envs.single_action_space}
     described = {name: describe_space(space) for name, space in spaces.items()}

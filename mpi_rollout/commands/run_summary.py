@@ -28,6 +28,7 @@ LOOKS = {  # Colour and hatch of each phase.
     "policy": (style.ORANGE, "..."),
     "write": (style.RED, ""),
 }
+FIGURES: dict[str, Callable[[np.ndarray], float]] = {"min": np.min, "median": np.median, "mean": np.mean, "max": np.max}
 MOST_BARS = 32  # With more ranks, an area takes the place of bars.
 MOST_DOTS, NUM_MEANS, MOST_BINS = 5000, 20, 40
 WHOLE, WIDEST = 1e9, 1e300  # With larger values, bars a unit apart or of equal widths cannot be computed.
@@ -62,19 +63,14 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             "finished": finished,
             "throughput": _throughput(checks),
             "ranks": _ranks(checks.table("throughput/ranks", RANK)),
-            "faults": [_fault(row) for row in checks.faults()],
+            "faults": [
+                {"env_index": int(env), "step": int(step), "message": message.decode(errors="replace")}
+                for env, step, message in checks.faults()[["env_index", "step", "message"]]
+            ],
         }
         if checks.has_trajectories:
             facts |= _trajectories(checks)
         return facts
-
-
-def _fault(row: np.void) -> dict[str, int | str]:
-    return {
-        "env_index": int(row["env_index"]),
-        "step": int(row["step"]),
-        "message": row["message"].decode(errors="replace"),
-    }
 
 
 def _throughput(checks: CheckedFile) -> dict[str, float | list[float]]:
@@ -127,18 +123,10 @@ def _spread(values: np.ndarray) -> dict[str, float | None] | None:
     """Return figures of the finite values, None where there are none; and how many are not finite."""
     if not len(values):
         return None
-    is_finite = np.isfinite(values)
-    finite = values[is_finite]
-    figures: dict[str, Callable[[np.ndarray], float]] = {
-        "min": np.min,
-        "median": np.median,
-        "mean": np.mean,
-        "max": np.max,
-    }
-    spread: dict[str, float | None]
+    finite = values[np.isfinite(values)]
     with np.errstate(over="ignore"):
-        spread = {name: float(figure(finite)) if len(finite) else None for name, figure in figures.items()}
-    return spread | {"not_finite": int(np.count_nonzero(~is_finite))}
+        spread = {name: float(figure(finite)) if len(finite) else None for name, figure in FIGURES.items()}
+    return spread | {"not_finite": len(values) - len(finite)}
 
 
 def plot_run(tell: Tell, path: str, figure_path: str) -> str:
@@ -148,8 +136,8 @@ def plot_run(tell: Tell, path: str, figure_path: str) -> str:
     with checked(path, tell) as checks:
         checks.tell("its tables")
         attributes, config = checks.root, checks.config
-        dtypes = {"intervals": INTERVAL, "limit": LIMIT, "ranks": RANK}
-        intervals, limit, ranks = (checks.table(f"throughput/{name}", of) for name, of in dtypes.items())
+        intervals, limit = checks.table("throughput/intervals", INTERVAL), checks.table("throughput/limit", LIMIT)
+        ranks = checks.table("throughput/ranks", RANK)
         episodes = checks.committed_episodes() if checks.has_trajectories else None
         hosts = ", ".join(sorted(set(parsed(attributes, "hosts", list))))
         sizes = f"{counted(config.num_envs, 'env')} on {counted(count(attributes, 'num_ranks'), 'rank')}"

@@ -3,13 +3,14 @@
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
 from mpi_rollout.errors import EnvError, Interrupted, StorageError, UsageError
 from mpi_rollout.process.paths import located
-from mpi_rollout.storage.ownership import check_place, temporary_path
+from mpi_rollout.storage.ownership import check_place, removed, temporary_path
 from mpi_rollout.text import system_words
 
 GIF_FILTER = "split[a][b];[a]palettegen[p];[b][p]paletteuse"  # Colours of the video itself, not a fixed set.
@@ -20,66 +21,20 @@ OUTPUT = {
 MOST_FPS = {".mp4": 240.0, ".gif": 50.0}  # A GIF counts in hundredths of seconds, and viewers slow down shorter ones.
 
 
-class Video:
-    """A video that ffmpeg is writing; the first frame says its size."""
+class Film(NamedTuple):
+    """What was written."""
 
-    def __init__(self, path: str, kind: str, fps: float):
-        self._path, self._kind, self.fps = path, kind, fps
-        self._ffmpeg: subprocess.Popen[bytes] | None = None
-        self.num_frames, self.size = 0, (0, 0)
-
-    def write(self, frame: np.ndarray) -> None:
-        """Append a frame, an array (height, width, 3) of uint8."""
-        height, width = frame.shape[:2]
-        if self._ffmpeg is None:
-            self.size = width, height
-            self._ffmpeg = self._begin(width + width % 2, height + height % 2)
-        if self.size != (width, height):
-            raise EnvError(f"render: a frame of {width} x {height} follows one of {self.size[0]} x {self.size[1]}")
-        even = np.pad(
-            frame, ((0, height % 2), (0, width % 2), (0, 0)), "edge"
-        )  # The codec halves the sides of colours.
-        assert self._ffmpeg.stdin is not None
-        try:
-            self._ffmpeg.stdin.write(even.tobytes())
-        except BrokenPipeError:
-            self.close()  # It says why it has ended.
-            raise
-        self.num_frames += 1
-
-    def _begin(self, width: int, height: int) -> "subprocess.Popen[bytes]":
-        from imageio_ffmpeg import get_ffmpeg_exe
-
-        frames = ("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{self.fps:g}", "-i", "-")
-        command = [get_ffmpeg_exe(), "-y", "-loglevel", "error", *frames, *OUTPUT[self._kind], self._path]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-    def close(self) -> None:
-        """Let ffmpeg write the rest and end; OSError with its words if it could not."""
-        if self._ffmpeg is None:
-            return
-        ffmpeg, self._ffmpeg = self._ffmpeg, None
-        _, words = ffmpeg.communicate()
-        if ffmpeg.returncode:
-            raise OSError(last_line(words.decode(errors="replace")))
-
-    def stop(self) -> None:
-        """End ffmpeg at once: nobody wants the video."""
-        if self._ffmpeg is not None:
-            self._ffmpeg.kill()
-            self._ffmpeg.communicate()
-            self._ffmpeg = None
+    num_frames: int
+    width: int
+    height: int
+    fps: float
 
 
 def kind_of(path: str) -> str:
     """Return the suffix of a video's name.
 
-    Raises
-    ------
-    UsageError
-        It can be no video, or the package that writes them is missing.
-    StorageError
-        No file can be written there.
+    UsageError if it can be no video, or the package that writes them is missing; StorageError if no file can be written
+    there.
     """
     kind = os.path.splitext(path)[1].lower()
     if kind not in OUTPUT:
@@ -92,34 +47,53 @@ def kind_of(path: str) -> str:
     return kind
 
 
-def last_line(text: str) -> str:
-    """Return the last line that says something: ffmpeg's words for what went wrong."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "ffmpeg does not say why")
+def write_video(frames: Iterator[np.ndarray], path: str, kind: str, fps: float) -> Film:
+    """Write frames (height, width, 3) of uint8; the file gets its name when it is whole.
 
-
-@contextmanager
-def written(path: str, kind: str, fps: float) -> Iterator[Video]:
-    """Write a video that gets its name when it is whole.
-
-    Raises
-    ------
-    StorageError
-        It cannot be written.
-    Interrupted
-        Somebody asked to stop.
+    `imageio_ffmpeg.write_frames` would not tell that ffmpeg has failed.  EnvError if a frame has another size than the
+    first one, StorageError if the video cannot be written, Interrupted if somebody asked to stop.
     """
     place = located(path)  # An env may have changed the current folder.
-    temporary = temporary_path(place, "rendering")
-    video = Video(temporary, kind, min(fps, MOST_FPS[kind]))
+    temporary, fps = temporary_path(place, "rendering"), min(fps, MOST_FPS[kind])
     try:
-        yield video
-        video.close()
-        os.replace(temporary, place)
+        with removed(temporary):
+            film = _write(frames, temporary, kind, fps)
+            os.replace(temporary, place)
+            return film
     except KeyboardInterrupt:
         raise Interrupted(f"--out {path}: stopped before the video was whole; nothing was written") from None
     except OSError as error:
         raise StorageError(f"--out {path}: cannot write the video: {system_words(error)}") from error
-    finally:
-        video.stop()
-        with suppress(OSError):
-            os.unlink(temporary)
+
+
+def _write(frames: Iterator[np.ndarray], path: str, kind: str, fps: float) -> Film:
+    from imageio_ffmpeg import get_ffmpeg_exe
+
+    first, num_frames = next(frames), 0
+    height, width = first.shape[:2]
+    padding = (0, height % 2), (0, width % 2), (0, 0)  # The codec halves the sides of colours.
+    size = f"{width + width % 2}x{height + height % 2}"
+    source = ("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", f"{fps:g}", "-i", "-")
+    command = [get_ffmpeg_exe(), "-y", "-loglevel", "error", *source, *OUTPUT[kind], path]
+    ffmpeg = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert ffmpeg.stdin is not None
+    try:
+        for frame in chain([first], frames):
+            if frame.shape != first.shape:
+                raise EnvError(
+                    f"render: a frame of {frame.shape[1]} x {frame.shape[0]} follows one of {width} x {height}"
+                )
+            try:
+                ffmpeg.stdin.write(np.pad(frame, padding, "edge").tobytes())
+            except BrokenPipeError:  # It says below why it has ended.
+                break
+            num_frames += 1
+        _, words = ffmpeg.communicate()
+    except BaseException:  # Nobody wants the video.
+        ffmpeg.kill()
+        ffmpeg.communicate()
+        raise
+    if ffmpeg.returncode:
+        lines = [line.strip() for line in words.decode(errors="replace").splitlines() if line.strip()]
+        raise OSError(lines[-1] if lines else "ffmpeg does not say why")
+    return Film(num_frames, width, height, fps)

@@ -46,7 +46,7 @@ def spans_of(
     They begin where chunks of all columns do, and take SPAN_NBYTES if chunks are no larger.
     """
     envs = slice(0, source.config.num_envs) if envs is None else envs
-    names = [name for name in source.leaves if name.partition("/")[0] in set(groups)]
+    names = [name for name in source.leaves if name.partition("/")[0] in groups]
     of_steps, ahead = ([name for name in names if has_last_row(name) == is_ahead] for is_ahead in (False, True))
     rows = math.lcm(*(source.chunks[name][0] for name in names)) if names else 1024
     row_nbytes = sum(source.leaves[name].nbytes for name in names) * (envs.stop - envs.start)

@@ -68,7 +68,7 @@ class StudyFile:
 
     def write(self, path: str, updated: str) -> None:
         """Write it to the disk, in the place of what was there; StorageError leaves that as it was."""
-        contents: dict[str, Any] = {"format": FORMAT, "format_version": FORMAT_VERSION, "updated": updated}
+        contents: dict[str, object] = {"format": FORMAT, "format_version": FORMAT_VERSION, "updated": updated}
         contents |= {"base_case": self.study.base_case, **asdict(self)}
         contents["digest"] = _digest(contents)
         new = Path(f"{path}.new")
@@ -98,7 +98,7 @@ def _asked(file: StudyFile) -> list[tuple[str, str]]:
     ]
 
 
-def _digest(contents: dict[str, Any]) -> str:
+def _digest(contents: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
 

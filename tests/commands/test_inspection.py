@@ -11,6 +11,8 @@ import pytest
 from jobs import Job, Result, Start
 from written_data import Feed, ending
 
+from mpi_rollout.storage.schema import leaf_datasets
+
 RUN = ("--env-factory", "envs:Nested", "--num-envs", "3", "--num-steps", "40", "--seed", "4")
 
 
@@ -33,33 +35,34 @@ def inspected(job: Job, path: Path, *options: str) -> Result:
     return job.forked("inspect", str(path), *options)
 
 
-def test_a_complete_file_is_told_in_a_table(job: Job, complete: Path):
-    result = inspected(job, complete)
-    lines = result.out.splitlines()
-    assert result.code == 0 and result.err == ""
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory, complete: Path, part: Path) -> list[Result]:
+    """What is told of both files, in words and as JSON."""
+    job = Job(tmp_path_factory.mktemp("told"))
+    results = job.series([Start(["inspect", path, *more]) for path in (complete, part) for more in ((), ("--json",))])
+    assert all(result.code == 0 and result.err == "" for result in results)
+    return results
+
+
+def test_a_complete_file_is_told_in_a_table(told: list[Result], complete: Path):
+    lines = told[0].out.splitlines()
     assert lines[0].startswith(f"{complete}: envs:Nested, ") and ", complete, 2" in lines[0]
     assert "run           3 envs, seed 4, policy random, sync" in lines
     assert any(line.startswith("machine       2 ranks on ") for line in lines)
     assert any(line.startswith("steps         40 of each env; ") for line in lines)
 
 
-def test_every_dataset_is_told_with_its_dtype_and_shape(job: Job, complete: Path):
-    told = [
-        line.split(maxsplit=2) for line in inspected(job, complete).out.partition("/trajectories\n")[2].splitlines()
-    ]
+def test_every_dataset_is_told_with_its_dtype_and_shape(told: list[Result], complete: Path):
+    words = [line.split(maxsplit=2) for line in told[0].out.partition("/trajectories\n")[2].splitlines()]
     with h5py.File(complete) as file:
-        group = file["trajectories"]
-        expected = [[name, str(group[name].dtype), str(group[name].shape)] for name, *_ in told]
-        names = []
-        group.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-    assert told == expected
-    assert sorted(name for name, *_ in told) == sorted(names)
+        datasets = leaf_datasets(file["trajectories"])
+        assert words == [[name, str(datasets[name].dtype), str(datasets[name].shape)] for name, *_ in words]
+        assert sorted(name for name, *_ in words) == sorted(datasets)
 
 
-def test_json_says_the_same_in_one_line(job: Job, complete: Path):
-    result = inspected(job, complete, "--json")
-    assert result.code == 0 and result.out.count("\n") == 1
-    found = json.loads(result.out)
+def test_json_says_the_same_in_one_line(told: list[Result], complete: Path):
+    assert told[1].out.count("\n") == 1
+    found = json.loads(told[1].out)
     with h5py.File(complete) as file:
         episodes = file["episodes"][...]
         assert found["config"] == json.loads(file.attrs["config"])
@@ -74,15 +77,21 @@ def test_json_says_the_same_in_one_line(job: Job, complete: Path):
     assert found["episodes"]["return"]["min"] == over["return"].min()
 
 
-def test_a_run_that_failed_is_told_as_not_complete(job: Job, part: Path):
-    result = inspected(job, part)
-    assert result.code == 0, result.err
-    assert "not complete; what is committed can be read" in result.out.splitlines()[0]
-    found = json.loads(inspected(job, part, "--json").out)
+def test_a_run_that_failed_is_told_as_not_complete(told: list[Result], part: Path):
+    assert "not complete; what is committed can be read" in told[2].out.splitlines()[0]
+    found = json.loads(told[3].out)
     with h5py.File(part) as file:
         num_steps = int(file["trajectories"].attrs["num_steps"])
     assert (found["complete"], found["finished"], found["num_steps"]) == (False, "", num_steps)
     assert num_steps >= 22
+
+
+def test_where_the_time_of_ranks_went_is_told(told: list[Result]):
+    [line] = [line for line in told[0].out.splitlines() if line.startswith("time ")]
+    assert "stepping envs" in line and "%" in line
+    ranks = json.loads(told[1].out)["ranks"]
+    assert [(rank["rank"], rank["num_envs"]) for rank in ranks] == [(0, 2), (1, 1)]
+    assert all(rank["host"] and rank["seconds"]["step"] > 0 for rank in ranks)
 
 
 def test_a_file_is_told_while_it_is_written(job: Job):
@@ -107,10 +116,10 @@ def test_a_file_before_its_first_commit_is_told(job: Job):
 
 def test_a_file_without_trajectories_is_told(job: Job):
     path = job.collect(None, "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "9", "--no-trajectories")
-    result = inspected(job, path)
-    assert result.code == 0, result.err
-    assert result.out.splitlines()[-1] == "trajectories  none stored (--no-trajectories)"
-    assert "datasets" not in json.loads(inspected(job, path, "--json").out)
+    words, as_json = job.series([Start(["inspect", path, *more]) for more in ((), ("--json",))])
+    assert words.code == 0, words.err
+    assert words.out.splitlines()[-1] == "trajectories  none stored (--no-trajectories)"
+    assert "datasets" not in json.loads(as_json.out)
 
 
 def test_a_file_without_an_ended_episode_is_told(job: Job):
@@ -121,33 +130,22 @@ def test_a_file_without_an_ended_episode_is_told(job: Job):
     assert f"episodes      0 ended (0 terminated, 0 truncated), 2 under way at the end; {where}\n" in result.out
 
 
-@pytest.mark.parametrize("kind", ["complete", "part"])
-def test_a_figure_is_drawn(job: Job, kind: str, request: pytest.FixtureRequest):
-    pytest.importorskip("matplotlib")
-    result = inspected(job, request.getfixturevalue(kind), "--plot", "run.png")
-    assert result.code == 0, result.err
-    assert result.out.splitlines()[-1] == "figure        run.png"
-    assert (job.folder / "run.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_figures_stand_beside_files_or_in_a_folder(job: Job, complete: Path, part: Path):
+def test_figures_are_drawn_beside_files_or_in_a_folder_or_where_they_are_named(job: Job, complete: Path, part: Path):
     pytest.importorskip("matplotlib")
     (job.folder / "pictures").mkdir()
     shutil.copy(complete, job.folder / "one.h5")
     shutil.copy(part, job.folder / "two.h5.part")
-    told = job(None, "inspect", "one.h5", "--plot", "--json")
-    assert json.loads(told.out)["figure"] == "one.png" and (job.folder / "one.png").exists()
-    told = job(None, "inspect", "one.h5", "two.h5.part", "--plot", "--out", "pictures")
-    assert told.code == 0, told.err
-    assert sorted(path.name for path in (job.folder / "pictures").iterdir()) == ["one.png", "two.png"]
-
-
-def test_where_the_time_of_ranks_went_is_told(job: Job, complete: Path):
-    [line] = [line for line in inspected(job, complete).out.splitlines() if line.startswith("time ")]
-    assert "stepping envs" in line and "%" in line
-    ranks = json.loads(inspected(job, complete, "--json").out)["ranks"]
-    assert [(rank["rank"], rank["num_envs"]) for rank in ranks] == [(0, 2), (1, 1)]
-    assert all(rank["host"] and rank["seconds"]["step"] > 0 for rank in ranks)
+    ways = [
+        ["one.h5", "--plot", "--json"],
+        ["one.h5", "two.h5.part", "--plot", "--out", "pictures"],
+        ["one.h5", "--plot", "run.png"],
+    ]
+    beside, inside, named = job.series([Start(["inspect", *way]) for way in ways])
+    assert (beside.code, inside.code, named.code) == (0, 0, 0), beside.err + inside.err + named.err
+    assert json.loads(beside.out)["figure"] == "one.png" and named.out.splitlines()[-1] == "figure        run.png"
+    pictures = sorted(str(path.relative_to(job.folder)) for path in job.folder.rglob("*.png"))
+    assert pictures == ["one.png", "pictures/one.png", "pictures/two.png", "run.png"]
+    assert all((job.folder / picture).read_bytes().startswith(b"\x89PNG") for picture in pictures)
 
 
 def test_bars_hold_as_many_whole_numbers_as_each_other():
@@ -169,18 +167,14 @@ def test_times_that_nobody_measured_have_no_axes():
     assert [text.get_text() for text in axes.texts] == ["not measured"] and not len(axes.get_yticks())
 
 
-@pytest.mark.parametrize(("name", "code"), [("no/folder/run.png", 74), ("folder.png", 74), ("run.doc", 64)])
-def test_a_figure_that_cannot_be_written_is_refused(job: Job, complete: Path, name: str, code: int):
+def test_a_figure_that_cannot_be_written_is_refused(job: Job, complete: Path):
     pytest.importorskip("matplotlib")
-    (job.folder / "folder.png").mkdir(exist_ok=True)
-    result = inspected(job, complete, "--plot", name)
-    assert result.code == code
-    assert result.err.startswith(f"mpi_rollout: --plot {name}: ") and result.err.count("\n") == 1
-
-
-def refused(job: Job, path: Path) -> str:
-    """The one line that a file is refused with."""
-    return refusal(inspected(job, path), path)
+    (job.folder / "folder.png").mkdir()
+    wrong = {"no/folder/run.png": 74, "folder.png": 74, "run.doc": 64}
+    results = job.series([Start(["inspect", complete, "--plot", name]) for name in wrong])
+    assert [result.code for result in results] == [*wrong.values()]
+    for name, result in zip(wrong, results, strict=True):
+        assert result.err.startswith(f"mpi_rollout: --plot {name}: ") and result.err.count("\n") == 1
 
 
 def refusal(result: Result, path: Path) -> str:
@@ -200,32 +194,28 @@ def all_refused(job: Job, contents: Sequence[bytes], name: str) -> list[str]:
     return [refusal(result, path) for result, path in zip(results, paths, strict=True)]
 
 
-def test_a_missing_file_is_refused(job: Job):
-    assert refused(job, job.folder / "none.h5").endswith("none.h5: no such file\n")
-
-
-def test_a_folder_is_refused(job: Job):
-    assert job.folder.name in refused(job, job.folder)
+def test_what_is_no_file_of_a_run_is_refused(job: Job, complete: Path):
+    other, later = job.folder / "other.h5", job.folder / "later.h5"
+    with h5py.File(other, "w") as file:
+        file["trajectories"] = [1, 2]
+    shutil.copy(complete, later)
+    with h5py.File(later, "a") as file:
+        file.attrs["format_version"] = 99
+    words = {
+        job.folder / "none.h5": "none.h5: no such file\n",
+        job.folder: job.folder.name,
+        other: "other.h5 was not written by mpi_rollout\n",
+        later: "has format version 99, this program reads",
+    }
+    results = job.series([Start(["inspect", path]) for path in words])
+    for (path, expected), result in zip(words.items(), results, strict=True):
+        assert expected in refusal(result, path)
 
 
 def test_a_file_that_is_not_hdf5_is_refused(job: Job):
     contents = (b"", b"step,reward\n1,2\n", b"\x89HDF\r\n\x1a\n", b"\x00" * 5000)
     for said in all_refused(job, contents, "table.h5"):
         assert "is not a readable HDF5 file" in said
-
-
-def test_an_hdf5_file_of_another_program_is_refused(job: Job):
-    with h5py.File(job.folder / "other.h5", "w") as file:
-        file["trajectories"] = [1, 2]
-    assert refused(job, job.folder / "other.h5").endswith("other.h5 was not written by mpi_rollout\n")
-
-
-def test_an_hdf5_file_that_claims_a_later_version_is_refused(job: Job, complete: Path):
-    path = job.folder / "later.h5"
-    shutil.copy(complete, path)
-    with h5py.File(path, "a") as file:
-        file.attrs["format_version"] = 99
-    assert "has format version 99, this program reads" in refused(job, path)
 
 
 def cut(content: bytes) -> list[bytes]:

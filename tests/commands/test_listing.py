@@ -31,7 +31,7 @@ def test_it_lists_the_runs_of_a_folder_and_those_of_others_beside_them(job: Job)
     ):
         tell(job.folder, name, state, updated="", **values)
     (job.folder / "d.status.json").write_text("{")
-    result = job(None, "list", ".")
+    result = job.forked("list", ".")
     lines = [line.split("  ") for line in result.out.splitlines()]
     words = [[word.strip() for word in line if word.strip()] for line in lines]
     assert words[0] == ["run", "state", "steps", "starts", "updated", "message"]
@@ -40,12 +40,12 @@ def test_it_lists_the_runs_of_a_folder_and_those_of_others_beside_them(job: Job)
         for name, state in (("a", "complete"), ("b", "interrupted"), ("c", "failed"))
     ]
     assert words[2][-1] == "stopped by SIGUSR1" and words[3][-1] == "no licence\\x1b[2J"
-    found = json.loads(job(None, "list", ".", "--json").out)
+    found = json.loads(job.forked("list", ".", "--json").out)
     assert [(run["run"], run["state"], run["num_steps"]) for run in found] == [
         ("a.h5", "complete", 400), ("b.h5", "interrupted", 400), ("c.h5", "failed", 400),
     ]  # fmt: skip
-    assert "no runs in " in job(None, "list", "/dev").out
-    assert job(None, "list", "none").messages == ["there is no folder none; give the folder of --out"]
+    assert "no runs in " in job.forked("list", "/dev").out
+    assert job.forked("list", "none").messages == ["there is no folder none; give the folder of --out"]
 
 
 def test_an_output_may_have_another_name_than_one_with_h5(tmp_path: Path):

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -23,7 +24,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rendered(job: Job, path: Path, *options: str, **environment: str) -> Result:
-    return job(None, "render", str(path), *options, **environment)
+    return job.forked("render", str(path), *options, **environment)
 
 
 def frames_of(path: Path, height: int = 34, width: int = 46) -> np.ndarray:
@@ -150,34 +151,31 @@ def test_files_without_what_is_needed_are_refused(job: Job, run: tuple[str, ...]
 
 def test_a_missing_package_is_named(job: Job, drawn: Path):
     (job.folder / "imageio_ffmpeg.py").write_text("raise ImportError('it is not installed')")
-    result = rendered(job, drawn, *MAKE)  # Modules beside the command come first.
+    result = job(None, "render", str(drawn), *MAKE)  # Modules beside the command come first.
     assert result.code == 64 and result.messages == ["render needs imageio-ffmpeg; pip install 'mpi_rollout[video]'"]
 
 
 def test_a_video_that_cannot_be_written_leaves_nothing(job: Job, drawn: Path):
-    from mpi_rollout.commands.video import written
+    from mpi_rollout.commands.video import write_video
     from mpi_rollout.errors import StorageError
 
     (job.folder / "film.mp4").mkdir()
-    frame = np.zeros((33, 45, 3), np.uint8)
-    with (
-        pytest.raises(StorageError, match="cannot write the video: Is a directory"),
-        written(str(job.folder / "film.mp4"), ".mp4", 10.0) as video,
-    ):
-        video.write(frame)
+    frames = iter([np.zeros((33, 45, 3), np.uint8)])
+    with pytest.raises(StorageError, match="cannot write the video: Is a directory"):
+        write_video(frames, str(job.folder / "film.mp4"), ".mp4", 10.0)
     assert [path.name for path in job.folder.iterdir()] == ["film.mp4"]
 
 
 def test_a_video_that_is_interrupted_leaves_nothing(job: Job):
-    from mpi_rollout.commands.video import written
+    from mpi_rollout.commands.video import write_video
     from mpi_rollout.errors import Interrupted
 
-    with (
-        pytest.raises(Interrupted, match="stopped before the video was whole; nothing was written"),
-        written(str(job.folder / "film.mp4"), ".mp4", 10.0) as video,
-    ):
-        video.write(np.zeros((33, 45, 3), np.uint8))
+    def frames() -> Iterator[np.ndarray]:
+        yield np.zeros((33, 45, 3), np.uint8)
         raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match="stopped before the video was whole; nothing was written"):
+        write_video(frames(), str(job.folder / "film.mp4"), ".mp4", 10.0)
     assert not list(job.folder.iterdir())
 
 

@@ -95,16 +95,16 @@ def test_the_choice_follows_from_the_seed_and_is_spread():
 @pytest.mark.parametrize(
     ("env", "num_steps"),
     [
-        (("--env", "CartPole-v1"), 700),
-        (("--env", "MountainCar-v0"), 450),  # Truncated after 200 steps.
-        (("--env-factory", "nested:Nested"), 60),
+        (("--env", "CartPole-v1"), 300),
+        (("--env", "MountainCar-v0"), 250),  # Truncated after 200 steps.
+        (("--env-factory", "nested.py:Nested"), 60),
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else "",
 )
 def test_every_episode_of_a_run_comes_out_the_same(job: Job, env: tuple[str, str], num_steps: int):
     (job.folder / "nested.py").write_text(NESTED)
     path = job.collect(2, *env, "--num-envs", "3", "--num-steps", str(num_steps), "--seed", "5")
-    result = job(None, "verify", str(path), "--replay", "100000", "--json", *env)
+    result = job.forked("verify", str(path), "--replay", "100000", "--json", *env)
     assert result.code == 0, result.err
     found = json.loads(result.out)
     assert found["replayed"] == found["episodes"] > 3
@@ -116,22 +116,22 @@ def test_every_episode_of_a_run_comes_out_the_same(job: Job, env: tuple[str, str
 def test_simulators_and_games_come_out_the_same(job: Job, module: str):
     pytest.importorskip(module)
     env = {"mujoco": "HumanoidStandup-v5", "ale_py": "ale_py:ALE/Breakout-v5"}[module]
-    path = job.collect(2, "--env", env, "--num-envs", "2", "--num-steps", "150")
-    result = job(None, "verify", str(path), "--replay", "3", "--env", env)
+    path = job.collect(None, "--env", env, "--num-envs", "2", "--num-steps", "60")
+    result = job.forked("verify", str(path), "--replay", "3", "--env", env)
     assert result.code == 0, result.err
     assert "steps from seed and actions: every byte the same" in result.out
 
 
 def test_an_env_that_knows_its_earlier_episodes_is_found(job: Job):
-    path = job.collect(2, "--env-factory", "envs:Counting", "--num-envs", "3", "--num-steps", "60")
-    result = job(None, "verify", str(path), "--replay", "10", "--env-factory", "envs:Counting")
+    path = job.collect(None, "--env-factory", "envs:Counting", "--num-envs", "3", "--num-steps", "60")
+    result = job.forked("verify", str(path), "--replay", "10", "--env-factory", "envs:Counting")
     assert result.code == 65 and "of 10 episodes come out the same; the episode of env " in result.err
 
 
 def test_an_env_that_does_not_follow_from_its_seed_is_found_with_the_first_difference(job: Job):
     (job.folder / "moody.py").write_text(MOODY)
-    path = job.collect(1, "--env-factory", "moody:make", "--num-envs", "1", "--num-steps", "300")
-    result = job(None, "verify", str(path), "--replay", "10", "--trust")
+    path = job.collect(None, "--env-factory", "moody.py:make", "--num-envs", "1", "--num-steps", "300")
+    result = job.forked("verify", str(path), "--replay", "10", "--trust")
     assert result.code == 65 and result.err.count("\n") == 1
     assert re.search(
         r"run\.h5: \d of 10 episodes come out the same; the episode of env 0 from step \d+ on, seed \d+, differs "
@@ -141,16 +141,16 @@ def test_an_env_that_does_not_follow_from_its_seed_is_found_with_the_first_diffe
 
 
 def test_a_changed_reward_with_a_good_checksum_is_found(job: Job):
-    path = job.collect(1, "--env", "CartPole-v1", "--num-envs", "1", "--num-steps", "10")
+    path = job.collect(None, "--env", "CartPole-v1", "--num-envs", "1", "--num-steps", "10")
     with h5py.File(path, "r+") as file:
         file["trajectories/rewards"][3, 0] = 2.0
         rows = file["episodes"][...]
         rows["return"][0] += 1
         file["episodes"][...] = rows
     relist(path)
-    assert job(None, "verify", str(path)).code == 0
+    assert job.forked("verify", str(path)).code == 0
     assert "in its step 3: rewards is 2.0 in the file, 1.0 in the replay" in (
-        job(None, "verify", str(path), "--replay", "1").err
+        job.forked("verify", str(path), "--replay", "1").err
     )
 
 
@@ -207,9 +207,9 @@ def test_an_env_that_fails_in_some_episodes_is_told_for_each_of_them(
 def test_an_env_that_cannot_be_made_any_more_is_told_in_one_line(job: Job):
     source = "import gymnasium\ndef make(): return gymnasium.make('CartPole-v1')\n"
     (job.folder / "gone.py").write_text(source)
-    path = job.collect(1, "--env-factory", "gone:make", "--num-envs", "1", "--num-steps", "10")
+    path = job.collect(None, "--env-factory", "gone.py:make", "--num-envs", "1", "--num-steps", "10")
     (job.folder / "gone.py").write_text("def make(): raise OSError('the licence server is away')\n")
-    result = job(None, "verify", str(path), "--replay", "1", "--trust")
+    result = job.forked("verify", str(path), "--replay", "1", "--trust")
     assert (result.code, result.err) == (
         70,
         "mpi_rollout: --replay: env 0 cannot be made: OSError: the licence server is away (gone.py, line 1)\n",
@@ -217,11 +217,10 @@ def test_an_env_that_cannot_be_made_any_more_is_told_in_one_line(job: Job):
 
 
 def test_episodes_without_seeds_are_refused_with_the_reason(job: Job):
-    path = job.collect(
-        1, "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "30", "--vectorization-mode", "vector_entry_point"
-    )
-    assert job(None, "verify", str(path)).code == 0
-    result = job(None, "verify", str(path), "--replay", "1")
+    mode = ("--vectorization-mode", "vector_entry_point")
+    path = job.collect(None, "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "30", *mode)
+    assert job.forked("verify", str(path)).code == 0
+    result = job.forked("verify", str(path), "--replay", "1")
     assert result.code == 64 and "have no seed of their own (-1)" in result.err
 
 

@@ -9,7 +9,7 @@ from jobs import Job, assert_same_bytes, processes_in
 
 from mpi_rollout.errors import UsageError
 from mpi_rollout.studies.compare import systems, turn
-from mpi_rollout.studies.compare.comparison import Sample, lines
+from mpi_rollout.studies.compare.comparison import TakenTurn, lines
 from mpi_rollout.studies.compare.pool import process_pool
 from mpi_rollout.studies.compare.systems import Setup, System, systems_of
 from mpi_rollout.studies.compare.turn import Stepper, Turn, drawn_actions, summed
@@ -104,9 +104,9 @@ def test_the_rates_of_ranks_are_summed_and_who_only_served_has_none():
     assert summed([Turn(0.1, 300, 1.0), None, Turn(0.2, 400, 2.0)]) == Turn(0.2, 1000, 2.0)
 
 
-def samples_of(**rates: tuple[int, ...]) -> list[Sample]:
+def samples_of(**rates: tuple[int, ...]) -> list[TakenTurn]:
     """Made up samples, of a second each."""
-    return [Sample(name, number, Turn(0.1, rate, 1.0)) for name in rates for number, rate in enumerate(rates[name])]
+    return [TakenTurn(name, number, Turn(0.1, rate, 1.0)) for name in rates for number, rate in enumerate(rates[name])]
 
 
 def test_the_fastest_is_named_and_whom_it_cannot_be_told_from():

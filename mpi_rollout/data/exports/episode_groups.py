@@ -30,14 +30,8 @@ def rows_per_chunk(array: np.ndarray) -> int:
 class EpisodeGroups:
     """A file of groups `episode_0`, `episode_1`, ..., written in any order.
 
-    Its format is that of HDF5 1.8: every reader knows it.
-
-    Parameters
-    ----------
-    compresses
-        Compress leaves of `LEAST_NBYTES` and more.
-    is_new
-        Make the file; else there is one, to which groups are added.
+    Its format is that of HDF5 1.8: every reader knows it.  Leaves of `LEAST_NBYTES` and more may be compressed.  A file
+    that is not new is there, and groups are added to it.
     """
 
     def __init__(self, tell: Tell, path: str, compresses: bool, is_new: bool = True):

@@ -48,28 +48,10 @@ def next_version(dataset_id: str, folder: str) -> str:
 
 
 class Place:
-    """The place of a new data set.
+    """The place of a new data set; UsageError from the constructor if another data set has it.
 
-    Parameters
-    ----------
-    dataset_id
-        One that `check_id` has passed.
-    overwrites
-        A data set that has the place is removed when the new one is complete.
-
-    Attributes
-    ----------
-    path
-        The folder of the data set.
-    temporary
-        The hidden folder until it is complete.
-    data
-        The folder of the files, while they are written.
-
-    Raises
-    ------
-    UsageError
-        From the constructor: another data set has the place.
+    `path` is its folder, `temporary` the hidden folder until it is complete, and `data` the folder of the files while
+    they are written.  A data set that has the place and is to be overwritten goes when the new one is complete.
     """
 
     def __init__(self, dataset_id: str, overwrites: bool = False):
@@ -95,8 +77,8 @@ class Place:
             free = next_version(self._id, self._folder)
             raise UsageError(f"there is a data set {self._id} in {self._folder}; use {free}, or --overwrite")
 
-    def make(self) -> None:
-        """Make the hidden folder, and remove those that killed processes of this host left."""
+    def make(self) -> str:
+        """Make the hidden folder, remove those that killed processes of this host left; return `data`."""
         for left in glob.glob(glob.escape(self._hidden) + "*"):
             pid = left.removeprefix(self._hidden)
             if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
@@ -111,6 +93,7 @@ class Place:
             raise StorageError(
                 f"cannot write {self.path}: {error.strerror}; export {VARIABLE}=FOLDER names another place"
             ) from error
+        return self.data
 
     def remove(self) -> None:
         """Remove what was made, as far as nothing else has come into it."""

@@ -28,7 +28,7 @@ NOTES = (
 )
 
 
-class Sample(NamedTuple):
+class TakenTurn(NamedTuple):
     """One turn of a system, or why there is none."""
 
     system: str
@@ -39,7 +39,7 @@ class Sample(NamedTuple):
 
 def measure(
     setup: Setup, systems: Sequence[System], jobs: JobOptions, window_s: float, pythons: Mapping[str, str]
-) -> Iterator[Sample]:
+) -> Iterator[TakenTurn]:
     """Yield the turns of all systems, in another random order in each repeat; one that fails has no more.
 
     `pythons` are those of systems that another Python has, by the package that they need.
@@ -58,11 +58,11 @@ def measure(
             command = [*ranks, pythons.get(system.needs, sys.executable), *module, *words]
             try:
                 printed = runner.run(command)
-                yield Sample(system.name, repeat, Turn(**{name: printed[name] for name in Turn._fields}))
+                yield TakenTurn(system.name, repeat, Turn(**{name: printed[name] for name in Turn._fields}))
             except JobFailed as error:
                 failed.add(system.name)
                 say(f"mpi_rollout: {system.title} failed: {str(error).splitlines()[0]}\n")
-                yield Sample(system.name, repeat, None, str(error))
+                yield TakenTurn(system.name, repeat, None, str(error))
 
 
 def compare(
@@ -100,7 +100,7 @@ def compare(
     return 0
 
 
-def rates_of(samples: Sequence[Sample]) -> dict[str, Interval]:
+def rates_of(samples: Sequence[TakenTurn]) -> dict[str, Interval]:
     """Return the env steps per second of each system that has some."""
     taken: dict[str, list[float]] = {}
     for sample in samples:
@@ -109,7 +109,7 @@ def rates_of(samples: Sequence[Sample]) -> dict[str, Interval]:
     return {name: median_interval(rates) for name, rates in taken.items()}
 
 
-def lines(systems: Sequence[System], samples: Sequence[Sample]) -> list[str]:
+def lines(systems: Sequence[System], samples: Sequence[TakenTurn]) -> list[str]:
     """Return the table, and who is fastest among those that step the env itself, and among all."""
     rates = rates_of(samples)
     table = [["", "env steps/s", "interval", "over the bare loop"]]

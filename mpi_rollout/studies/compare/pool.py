@@ -9,7 +9,6 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -19,7 +18,7 @@ from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, leaves, rows_of, tree_of
 
 Functions = Sequence[Callable[[], gymnasium.Env]]
-Steps = Callable[[object | None], tuple[Any, ...]]
+Steps = Callable[[object | None], tuple[np.ndarray, ...]]
 
 
 @contextmanager
@@ -36,7 +35,7 @@ def process_pool(functions: Functions, num_processes: int, seed: int) -> Iterato
         theirs.close()  # Or a process that dies would not end the pipe.
         workers.append((ours, slice(envs.start, envs.stop), process))
 
-    def step(actions: object | None) -> tuple[Any, ...]:
+    def step(actions: object | None) -> tuple[np.ndarray, ...]:
         for pipe, mine, _ in workers:
             pipe.send(None if actions is None else rows_of(actions, mine))
         results = [pipe.recv() for pipe, _, _ in workers]  # EOFError if a process has died; it has said why.

@@ -6,16 +6,21 @@ it; a rank that only serves the root gets None.
 
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpi_rollout.errors import UsageError
 from mpi_rollout.studies.compare.turn import SEED, Stepper, count_rows, drawn_actions, of_loop, of_vector_env
 from mpi_rollout.text import counted
+
+if TYPE_CHECKING:
+    from gymnasium import Env
+
+    from mpi_rollout.envs.env_maker import EnvMaker
 
 INSTALLS = {"stable_baselines3": "'mpi_rollout[sb3]'", "envpool": "'mpi_rollout[envpool]'"}
 
@@ -31,7 +36,7 @@ class Setup:
     size: int = 1
 
     @cached_property
-    def make(self) -> Any:
+    def make(self) -> "EnvMaker":
         """What makes the env with a given index."""
         from mpi_rollout.config import RolloutConfig
         from mpi_rollout.envs.env_maker import maker_of
@@ -39,7 +44,7 @@ class Setup:
         return maker_of(RolloutConfig(**self.env, num_envs=self.num_envs, vectorization_mode="sync"))
 
     @property
-    def functions(self) -> list[Any]:
+    def functions(self) -> "Sequence[Callable[[], Env]]":
         """A callable for each env."""
         return self.make.functions(range(self.num_envs))
 
@@ -131,12 +136,14 @@ def mpi(setup: Setup) -> Iterator[Stepper | None]:
     """Make this program's envs, as a trainer has them."""
     import mpi_rollout
 
-    with mpi_rollout.connect(setup.make.env, setup.num_envs, env_kwargs=setup.make.kwargs) as envs:
+    env = setup.make.env
+    assert not isinstance(env, tuple), "one description is of all envs"
+    with mpi_rollout.connect(env, setup.num_envs, env_kwargs=setup.make.kwargs) as envs:
         yield None if envs is None else of_vector_env(envs)
 
 
 @contextmanager
-def _of_gymnasium(setup: Setup, kind: str, **options: Any) -> Iterator[Stepper]:
+def _of_gymnasium(setup: Setup, kind: str, **options: str) -> Iterator[Stepper]:
     """Make Gymnasium's loop, or its process for each env with its shared memory."""
     from gymnasium import vector
 
@@ -159,7 +166,7 @@ def pool(setup: Setup) -> Iterator[Stepper]:
 
 
 @contextmanager
-def _of_sb3(setup: Setup, kind: str, **options: Any) -> Iterator[Stepper]:
+def _of_sb3(setup: Setup, kind: str, **options: str) -> Iterator[Stepper]:
     """Make SB3's loop, or its process for each env; the step that ends an episode resets: all rows are env steps."""
     from stable_baselines3.common import vec_env
 

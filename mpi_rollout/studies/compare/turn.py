@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import cycle
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from gymnasium import Env, Space
+    from gymnasium.vector import VectorEnv
 
 SEED = 0  # The seed of the reset: env i has SEED + i.
 NUM_ACTIONS = 64  # Steps for which actions are drawn; they are used in turn.
@@ -39,7 +43,7 @@ class Stepper:
     """
 
     reset: Callable[[], object]
-    sweep: Callable[[], Any]
+    sweep: Callable[[], object]
     count: Callable[[list], int] = sum
 
     def take_turn(self, window_s: float) -> Turn:
@@ -71,19 +75,19 @@ def count_rows(sweeps: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
     return ended.size - int(np.count_nonzero(ended[:-1]))
 
 
-def drawn_actions(batched_space: Any) -> list[Any]:
+def drawn_actions(batched_space: "Space") -> list[Any]:
     """Draw random actions of all envs for some steps: the same for all systems."""
     batched_space.seed(SEED)
     return [batched_space.sample() for _ in range(NUM_ACTIONS)]
 
 
-def of_vector_env(envs: Any) -> Stepper:
+def of_vector_env(envs: "VectorEnv") -> Stepper:
     """Step a Gymnasium vector env whose rows after an episode's end reset."""
     actions = cycle(drawn_actions(envs.action_space))
     return Stepper(lambda: envs.reset(seed=SEED), lambda: envs.step(next(actions))[2:4], count_rows)
 
 
-def of_loop(envs: Sequence[Any], actions: Sequence[Sequence[object]], first_env: int = 0) -> Stepper:
+def of_loop(envs: "Sequence[Env]", actions: Sequence[Sequence[object]], first_env: int = 0) -> Stepper:
     """Step single envs in a loop, with nothing around it: the code that a person would write."""
     steps, rows = [env.step for env in envs], cycle(actions)
 
@@ -105,15 +109,15 @@ def main(maker: str, window_s: str, given: str, is_rank: str = "") -> None:
     """Make the envs of a setup, take the turn, close them, and print it."""
     from mpi_rollout.studies.compare.systems import Setup
 
-    comm, place = None, dict[str, Any]()
+    comm, rank, size = None, 0, 1
     if is_rank:
         from mpi_rollout.exchange import world
 
         world.start_mpi_on_all_ranks(START_S)
         comm = world.comm_world()
-        place = {"rank": comm.rank, "size": comm.size}
+        rank, size = comm.rank, comm.size
     module, _, function = maker.partition(":")
-    with getattr(import_module(module), function)(Setup(**json.loads(given), **place)) as stepper:
+    with getattr(import_module(module), function)(Setup(**json.loads(given), rank=rank, size=size)) as stepper:
         turn = None if stepper is None else stepper.take_turn(float(window_s))
     turns = [turn] if comm is None else comm.gather(turn)
     if turns is not None:
