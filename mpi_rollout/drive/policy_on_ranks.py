@@ -1,7 +1,6 @@
 """The root's side of a policy on the ranks: each has it, and all have it with the same parameters."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -47,7 +46,7 @@ class PolicyOnRanks:
         """Draw from this seed from now on."""
         self._driver.call_ranks("seed_policy", seed)
 
-    def set_parameters(self, parameters: Mapping[str, Any] | Sequence[Any]) -> None:
+    def set_parameters(self, parameters: Mapping[str, object] | Sequence[object]) -> None:
         """Send parameters to all ranks; to each with its next order where ranks are served as they get ready.
 
         Raises

@@ -5,7 +5,6 @@ mode.  In no mode does an integer outside of its range reach an env: code in C++
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -100,7 +99,7 @@ class ActionReader:
         columns = zip(pairs, arrays, shapes, strict=True)
         return [array.astype(leaf.dtype, copy=False).reshape(shape) for (leaf, _), array, shape in columns]
 
-    def _refuse_first(self, pairs: list[tuple[Leaf, Any]], env_indices: EnvIndices, step: int) -> None:
+    def _refuse_first(self, pairs: list[tuple[Leaf, np.ndarray]], env_indices: EnvIndices, step: int) -> None:
         """Raise the ActionError of the first step of several that has one, with its number."""
         for index in range(len(pairs[0][1])):
             try:
