@@ -1,27 +1,40 @@
 """Steps of a run once more, by the driver of all ranks, compared byte by byte with what is stored.
 
-A run that is continued brings its envs back so; `verify --replay` and `render` do it with a driver on one rank.
+A run that is continued brings its envs back so, or loses them; `verify --replay` and `render` do it with a driver on
+one rank.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.columns import RESULTS, has_last_row
+from mpi_rollout.core.layout import Block
 from mpi_rollout.core.partition import Division
+from mpi_rollout.core.seeding import Reproducibility
+from mpi_rollout.core.spaces import Tree, describe_leaves, tree_of
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import ActionError, DataError, UsageError
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.process.console import say
 from mpi_rollout.ranks.set_up import EnvFacts, Plan, RankEnvs, assemble
+from mpi_rollout.text import counted
+
+if TYPE_CHECKING:
+    from mpi_rollout.storage.untrusted import OpenFile  # For the root alone: imports are the job's start-up time.
 
 READ_NBYTES = 2**24  # How much of a column is read at a time.
+WAY_OUT = "keep what there is with mpi_rollout recover"
+OTHER_DATA = "continue it with the versions that began it, move it away, or use another --out"
+MOST_SAID = 8  # Envs that are named one by one.
 LEARNING_S, LONGEST_HISTORY_S = 5.0, 1800.0  # After the first, it is known how long the whole takes.
 RESULT_NAMES = [leaf.path for leaf in RESULTS]
 Rows = Any  # A dataset, or an array: (num_steps, num_envs, ...).
@@ -57,17 +70,12 @@ class Difference:
 class Replay:
     """Takes the steps of a past again, with the recorded actions.
 
-    Parameters
-    ----------
-    columns
-        What is stored, by name; of observations there is one row more than of the others.
+    `columns` are what is stored, by name; of observations there is one row more than of the others.
 
     Attributes
     ----------
-    num_steps
-        The step up to which the envs have come.
-    differences
-        The first difference of each env that has one.
+    num_steps, differences
+        The step up to which the envs have come, and the first difference of each env that has one.
     """
 
     def __init__(self, driver: Driver, past: Past, columns: Mapping[str, Rows]):
@@ -174,7 +182,6 @@ class StoredRows:
         self._most = max(1, READ_NBYTES // max(1, self._rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))))
 
     def between(self, start: int, stop: int) -> np.ndarray:
-        """Return some rows."""
         if not self._first <= start <= stop <= self._first + len(self._rows):
             last = min(self._num_rows, max(stop, start + self._most))
             self._first, self._rows = start, np.asarray(self._source[start:last])
@@ -196,3 +203,95 @@ def check_history(taken_s: float, num_taken: int, num_steps: int, way_out: str) 
                 f"these natively vectorized envs come back by all of their {num_steps:,} steps, which would take "
                 f"{whole_s / 60:,.0f} minutes here, and {LONGEST_HISTORY_S / 60:,.0f} are the most; {way_out}"
             )
+
+
+def check_promise(past: Past, promised: Reproducibility, source: str) -> None:
+    """Refuse to go on with envs that promise something else than those of before: they give other data."""
+    if promised != past.reproducibility:
+        raise UsageError(
+            f"{source} is of envs that promised {past.reproducibility} ({past.reproducibility.words}), these promise "
+            f"{promised} ({promised.words}), which gives other data; {OTHER_DATA}"
+        )
+
+
+def check_infos(driver: Driver, file: "OpenFile", source: str) -> None:
+    """Refuse to go on with infos of other types: with `--store-infos all` they follow from what envs say at first."""
+    infos = driver.exchanges.contents.kept_infos
+    now = describe_leaves(infos) if infos else None
+    if (before := json.loads(file.attrs["spaces"]).get("info")) != now:
+        raise UsageError(
+            f"{source} has the infos {json.dumps(before):.200}, now the first infos of the envs give "
+            f"{json.dumps(now):.200}; {OTHER_DATA}"
+        )
+
+
+def bring_back(driver: Driver, past: Past, file: "OpenFile", on_steps: Callable[[], None]) -> dict[int, int]:
+    """Take steps again until the envs are where they were; return the first lost step of each env that is not.
+
+    Random generators of all ranks go on from there.  `on_steps` is as in `Replay.run`.
+
+    Raises
+    ------
+    DataError
+        An env gave something else than before, and these envs come back by all of their steps only.
+    """
+    differences = Replay(driver, past, file["trajectories"]).run(WAY_OUT, on_steps)
+    if differences and not past.is_by_episodes:
+        index, first = earliest(differences)
+        raise DataError(
+            f"env {index} did not reproduce step {first.step:,}, and natively vectorized envs go on from "
+            "where they were or not at all; is another version of them, or of what they use, installed?"
+        )
+    driver.call_ranks("end_replay", sorted(differences))
+    driver.restarts = []  # Envs that failed meanwhile are among the lost.
+    driver.call_ranks("seed_again", past.num_steps)
+    return {index: differences[index].step for index in sorted(differences)}
+
+
+def say_resumed(source: str, past: Past, num_steps: int, lost: Mapping[int, int], seconds: float) -> None:
+    """Tell the user from where the run goes on, and which envs did not come back."""
+    num_again = past.num_steps - past.first_step
+    say(
+        f"mpi_rollout: continuing {source} after {past.num_steps:,} of {counted(num_steps, 'step')}; took "
+        f"{counted(num_again, 'step')} again in {seconds:.1f} s\n"
+    )
+    for index, step in list(lost.items())[:MOST_SAID]:
+        say(
+            f"mpi_rollout: env {index} did not reproduce step {step}: its running episode is ended as truncated "
+            "and faulted\n"
+        )
+
+
+def load(block: Block, past: Past, lost: Collection[int], file: "OpenFile") -> None:
+    """Fill a block with what there is of its rows; of the lost envs with the end of their episodes."""
+    for name, array in block.named.items():
+        if name in file["trajectories"]:  # An older version may not have had the column.
+            rows = file["trajectories"][name][block.start : past.num_steps + has_last_row(name)]
+            array[: len(rows)] = rows
+    if past.num_steps > block.start:
+        block.truncations[past.num_steps - 1 - block.start, sorted(lost)] = True
+
+
+def earlier_observations(driver: Driver, past: Past, file: "OpenFile") -> Callable[[int], Tree]:
+    """Return a function that gives the observations of an earlier step, of as many as memory keeps."""
+    datasets = _observations(driver, file)
+    row_nbytes = max(1, sum(dataset.nbytes // max(1, len(dataset)) for dataset in datasets))
+    first = max(0, past.num_steps - max(1, READ_NBYTES // row_nbytes))
+    arrays = [dataset[first : past.num_steps + 1] for dataset in datasets]
+
+    def observations(step: int) -> Tree:
+        if step < first:
+            num_kept = past.num_steps - first
+            raise ActionError(f"a plan of more than {num_kept} steps cannot be continued; plan fewer steps at a time")
+        return tree_of(driver.observation_space, (array[step - first] for array in arrays))
+
+    return observations
+
+
+def show_observations(driver: Driver, past: Past, file: "OpenFile") -> None:
+    """Show policies on the ranks what was stored last: envs that are to begin an episode do not know it."""
+    driver.call_ranks("show_observations", [dataset[past.num_steps] for dataset in _observations(driver, file)])
+
+
+def _observations(driver: Driver, file: "OpenFile") -> list[np.ndarray]:
+    return [file["trajectories"][name] for name in driver.block(1).named if name.split("/")[0] == "observations"]

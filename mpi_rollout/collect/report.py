@@ -107,7 +107,7 @@ class RunFigures:
         """The median of the parts' ratios; None where the limit was not measured."""
         return float(np.median([rate / limit for rate, limit in self.limit])) if self.limit else None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """All of it, for `--json`."""
         derived = "env_steps_per_s", "losses", "ratio_to_limit"
         return asdict(self) | {name: getattr(self, name) for name in derived}

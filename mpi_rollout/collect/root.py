@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RunState
-from mpi_rollout.collect.resuming import (
+from mpi_rollout.collect.replay import (
     bring_back,
     check_infos,
     check_promise,

@@ -30,7 +30,7 @@ class Driver:
     Attributes
     ----------
     restarts
-        Restarts of envs that infos do not report; the run takes them.
+        Restarts of envs that infos do not report.
     interrupted
         After a failure: lanes whose slots have come, with steps that nobody has taken in.
     serves_first_ready
@@ -265,13 +265,6 @@ class Driver:
         if first is faults[ROOT]:
             return caused_by(error, self.worker.error)
         return caused_by(error, None if first.raised is None else first.raised.again())
-
-    def call_envs(self, method: str, *args: object) -> dict[int, object]:
-        """Call a method of every rank's slices; return what it returned for each env, by env index."""
-        results: dict[int, object] = {}
-        for results_of_rank in self.call_ranks("call_envs", method, *args):
-            results |= results_of_rank
-        return results
 
     def stop(self, code: int = 0) -> None:
         """Let the other ranks out of `serve`, with the job's exit code."""

@@ -1,7 +1,6 @@
 """The root's side of a policy on the ranks: each has it, and all have it with the same parameters."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -47,7 +46,7 @@ class PolicyOnRanks:
         """Draw from this seed from now on."""
         self._driver.call_ranks("seed_policy", seed)
 
-    def set_parameters(self, parameters: Mapping[str, Any] | Sequence[Any]) -> None:
+    def set_parameters(self, parameters: Mapping[str, object] | Sequence[object]) -> None:
         """Send parameters to all ranks; to each with its next order where ranks are served as they get ready.
 
         Raises
@@ -72,7 +71,7 @@ class PolicyOnRanks:
         self._version_of[lane] = self.version
 
     def version_of(self, lane: Lane) -> int:
-        """Return how many times the policy that chose a lane's last actions had got new parameters."""
+        """Return the version of the policy that chose a lane's last actions: how often it had got new parameters."""
         return self._version_of.get(lane, 0)
 
 

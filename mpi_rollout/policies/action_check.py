@@ -5,7 +5,6 @@ mode.  In no mode does an integer outside of its range reach an env: code in C++
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -35,7 +34,7 @@ class ActionReader:
     def __init__(self, single_space: spaces.Space, mode: str = "check", action: str = OF_POLICY):
         self._space = single_space
         pairs = zip(leaves(single_space), leaf_spaces(single_space), strict=True)
-        self._columns = [Column(leaf, space, mode, action) for leaf, space in pairs]
+        self._columns = [ActionColumn(leaf, space, mode, action) for leaf, space in pairs]
         self._is_single = not isinstance(single_space, spaces.Dict | spaces.Tuple)
 
     def __call__(self, actions: object, env_indices: EnvIndices) -> list[np.ndarray]:
@@ -100,7 +99,7 @@ class ActionReader:
         columns = zip(pairs, arrays, shapes, strict=True)
         return [array.astype(leaf.dtype, copy=False).reshape(shape) for (leaf, _), array, shape in columns]
 
-    def _refuse_first(self, pairs: list[tuple[Leaf, Any]], env_indices: EnvIndices, step: int) -> None:
+    def _refuse_first(self, pairs: list[tuple[Leaf, np.ndarray]], env_indices: EnvIndices, step: int) -> None:
         """Raise the ActionError of the first step of several that has one, with its number."""
         for index in range(len(pairs[0][1])):
             try:
@@ -122,7 +121,7 @@ def _of_each(leaf: Leaf, samples: Sequence[object]) -> list[object]:
     return [leaf.of(sample) for sample in samples]
 
 
-class Column:
+class ActionColumn:
     """A leaf of the actions, and how its arrays are checked."""
 
     def __init__(self, leaf: Leaf, space: spaces.Space, mode: str, action: str):

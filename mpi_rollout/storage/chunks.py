@@ -88,6 +88,7 @@ class ChunkWriter:
         self._bytes = np.zeros(nbytes + CHECKSUM_NBYTES, np.uint8)  # Room for one chunk and its checksum.
         self._chunk = self._bytes[:nbytes].view(dataset.dtype).reshape(self.chunks)
         self._open = np.zeros(0)  # The rows of the last chunk, while it is not full and has no checksum.
+        self._unsealed: set[int] = set()  # The first envs of its chunks that the file has.
 
     def append(self, array: np.ndarray, first_row: int, stop: int, is_last: bool = False) -> None:
         """Write those of an array's first `stop` rows that the dataset does not have yet.
@@ -116,8 +117,10 @@ class ChunkWriter:
         """Write the chunks of all envs that begin in a row; `num_rows` of their rows count."""
         for env in self.envs:
             part = array if array.ndim == 1 else array[:, env : env + self.chunks[1]]
-            if self._is_sparse and not part.view(np.uint8).any():  # Also -0.0 is a value.
+            is_unsealed = env in self._unsealed  # Its rows beyond those that count may have had values.
+            if self._is_sparse and not is_unsealed and not part.view(np.uint8).any():  # Also -0.0 is a value.
                 continue
+            (self._unsealed.add if num_rows < self.chunks[0] else self._unsealed.discard)(env)
             data, mask = self._encoded(part, num_rows)
             place = (row, env, *(0 for _ in self.chunks))[: len(self.chunks)]
             if self._list is None:

@@ -30,10 +30,9 @@ from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_env
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.storage.values import check_storable
 from mpi_rollout.text import message_of
+from mpi_rollout.train.ends import RootEnd, Turns, serve
 from mpi_rollout.train.recording import check_record, start_recording, types_of
 from mpi_rollout.train.request import Request
-from mpi_rollout.train.root_end import RootEnd
-from mpi_rollout.train.turns import Turns, serve
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
 from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.errors import ActionError, RankError, UsageError
 from mpi_rollout.policies.random import RandomPolicy
-from mpi_rollout.train.root_end import RootEnd
+from mpi_rollout.train.ends import RootEnd
 from mpi_rollout.train.steps import Steps
 
 Batch = dict[str, Any]
@@ -39,7 +39,7 @@ class Fragments:
         self._num_steps = self._room = 0  # `_num_steps` are those of the fragments under way.
         self._block: Block
 
-    def set_parameters(self, parameters: Mapping[str, Any] | Sequence[Any]) -> None:
+    def set_parameters(self, parameters: Mapping[str, object] | Sequence[object]) -> None:
         """Give the policy new parameters, see `MPIVectorEnv.set_policy`."""
         if self.policy is None:
             raise UsageError(NO_POLICY)
@@ -142,7 +142,7 @@ class Fragments:
             self._unpackers[lane].unpack(0, self._num_steps)
 
     def _batch(self, lanes: Sequence[Lane]) -> Batch:
-        """Return what came back of some lanes, in new arrays; keep their last observations, and record it all."""
+        """Return the fragments of some lanes in new arrays; keep their last observations, and record all of it."""
         driver, block, outcomes = self._driver, self._block, self._steps.outcomes
         steps, envs = slice(0, self._num_steps), _envs_of(lanes)
         for array, first in zip(block.observation_arrays, outcomes.last_arrays(lanes), strict=True):

@@ -13,7 +13,7 @@ from mpi_rollout.drive.lanes import Lane, final_observations, indices_of, parts_
 from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
 from mpi_rollout.exchange.infos import FINAL_OBS
 from mpi_rollout.exchange.orders import Command
-from mpi_rollout.train.root_end import RootEnd
+from mpi_rollout.train.ends import RootEnd
 
 NUM_ROWS = 2  # Rows of observations: those before a step and those after it.
 Piece = tuple[int, slice]  # A row of a block, and neighbouring envs of it.

@@ -10,7 +10,7 @@ returns some of the envs and says which; `send` takes actions for these envs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -23,25 +23,15 @@ from mpi_rollout.envs import inputs
 from mpi_rollout.envs.inputs import CalledByName, Info, Options, Reset, Seeds, Step, Values
 from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.set_up import EnvFacts
+from mpi_rollout.train.ends import RootEnd, Turns
 from mpi_rollout.train.fragments import Batch, Fragments
-from mpi_rollout.train.root_end import RootEnd
 from mpi_rollout.train.steps import Outcomes, Steps
-from mpi_rollout.train.turns import Turns
 
 Received = tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info, np.ndarray]  # A step of some envs, and their indices.
 
 
 class MPIVectorEnv(CalledByName):
     """All ranks' envs, in env order whatever the number of ranks.  `mpi_rollout.connect` makes it.
-
-    Parameters
-    ----------
-    batch_size
-        With first ready, the number of ranks whose envs `recv` waits for.
-    copy
-        False: observations are views, see the module.
-    turns
-        The connections over the same ranks; None in one process.
 
     Attributes
     ----------
@@ -238,7 +228,7 @@ class MPIVectorEnv(CalledByName):
             lanes, batch = self._fragments.receive(self._batch_size)
             return {**batch, "envs_slice": indices_of(lanes)}
 
-    def set_policy(self, parameters: Mapping[str, Any] | Sequence[Any]) -> None:
+    def set_policy(self, parameters: Mapping[str, object] | Sequence[object]) -> None:
         """Give the policy on the ranks new parameters: the next fragments are taken with these.
 
         Parameters
@@ -272,9 +262,11 @@ class MPIVectorEnv(CalledByName):
         self._call_envs("set_some", list(env_indices), name, list(inputs.values_of_each(values, len(env_indices))))
 
     def _call_envs(self, method: str, *args: object) -> dict[int, object]:
+        """Call a method of every rank's slices; return what it returned for each env, by env index."""
         self.end.check_idle(method)
         with self.interrupts:
-            return self._driver.call_envs(method, *args)
+            results = self._driver.call_ranks("call_envs", method, *args)
+        return {index: value for of_rank in results for index, value in of_rank.items()}
 
     def _lanes_of(self, envs_slice: np.ndarray | slice | None) -> Sequence[Lane]:
         return self._driver.lanes if envs_slice is None else lanes_of(self._driver.lanes, self._lane_of_env, envs_slice)

@@ -129,6 +129,8 @@ def can_be(num_ranks: int, what: str, way: str) -> bool:
     """Each way with a policy that looks; with the others, ways whose difference they could make."""
     if num_ranks - ("dedicated root" in way) < 1 + ("two ready" in way):
         return False
+    if "limit" in way:
+        return num_ranks == 2 and what == "by look"
     return what == "by look" or (num_ranks in (2, 3) and way in ("three groups", "first ready"))
 
 

@@ -3,19 +3,29 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import islice, product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from envs import Nested
+from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from native_envs import drift, seeded
 from single_rank import driver_of
 from stopping_envs import Counting
 
 from mpi_rollout.collect import replay
-from mpi_rollout.collect.replay import Replay, check_history, rows_differ
-from mpi_rollout.collect.resuming import bring_back
+from mpi_rollout.collect.replay import (
+    Replay,
+    bring_back,
+    check_history,
+    check_promise,
+    load,
+    rows_differ,
+    say_resumed,
+)
+from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import Reproducibility, episode_seeds
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.drive.driver import Driver
@@ -257,3 +267,50 @@ def test_a_history_that_would_take_longer_than_half_an_hour_is_refused_once_that
     check_history(6.0, 10, 3000, "go")
     with pytest.raises(UsageError, match=r"all of their 3,010 steps, .* take 30 minutes .* 30 are the most; go$"):
         check_history(6.0, 10, 3010, "go")
+
+
+# What a continued run has of before.
+
+LAST_STEP, SPACE = 9, spaces.Box(0, 1e6, (), np.float64)
+STORED_ROWS, INDICES = np.arange(LAST_STEP + 1)[:, None], np.arange(3)
+STORED = {
+    "observations": 10.0 * STORED_ROWS + INDICES,
+    "actions": (STORED_ROWS + INDICES)[:-1] % 5,
+    "rewards": (STORED_ROWS * 1.0 - INDICES)[:-1],
+}
+STORED |= {name: np.zeros((LAST_STEP, 3), bool) for name in ("terminations", "truncations")}
+STOPPED = Past(0, LAST_STEP, np.zeros(3, int), np.array([2, 6, 3]))
+
+
+@pytest.mark.parametrize("start", [4, 8])
+def test_a_block_is_filled_with_what_there_is_and_the_end_of_lost_episodes(start: int):
+    block = Block(SPACE, spaces.Discrete(5), 3, 1, 8)
+    block.start = start
+    load(block, STOPPED, {2: 5, 0: 7}, {"trajectories": STORED})
+    num_rows = LAST_STEP - start
+    assert block.observations[: num_rows + 1].tolist() == STORED["observations"][start:].tolist()
+    assert block.rewards[:num_rows].tolist() == STORED["rewards"][start:].tolist()
+    assert block.truncations[num_rows - 1].tolist() == [True, False, True] and block.truncations.sum() == 2
+    assert not block.rewards[num_rows:].any()
+
+
+def test_a_block_that_begins_at_the_last_observation_has_no_step():
+    block = Block(SPACE, spaces.Discrete(5), 3, 1, 8)
+    block.start = LAST_STEP
+    load(block, STOPPED, {2: 5}, {"trajectories": STORED})
+    assert block.observations[0].tolist() == [90, 91, 92] and not block.truncations.any()
+
+
+def test_the_user_is_told_from_where_the_run_goes_on(capfd: pytest.CaptureFixture):
+    lost = dict.fromkeys(range(10), 5)
+    say_resumed("run.h5.part", SimpleNamespace(num_steps=1200, first_step=1199), 5000, lost, 0.25)
+    first, *others = capfd.readouterr().err.splitlines()
+    assert first == "mpi_rollout: continuing run.h5.part after 1,200 of 5,000 steps; took 1 step again in 0.2 s"
+    assert len(others) == 8 and others[0].startswith("mpi_rollout: env 0 did not reproduce step 5: its running episode")
+
+
+def test_envs_that_promise_something_else_than_before_are_refused():
+    past = Past(0, 3, np.zeros(2, int), np.zeros(2, int), Reproducibility.ENV)
+    check_promise(past, Reproducibility.ENV, "run.h5.part")
+    with pytest.raises(UsageError, match=r"run\.h5\.part is of envs that promised env .* these promise episode"):
+        check_promise(past, Reproducibility.EPISODE, "run.h5.part")

@@ -124,7 +124,7 @@ def test_infos_that_do_not_go_together_are_a_failure():
 def test_a_method_that_fails_is_the_error_of_its_rank():
     driver = reset(driver_of(Telling))
     with pytest.raises(RankError, match=r"rank 0 \(.*\): .*TypeError"):
-        driver.call_envs("call_some", [0], "weigh", (), {})
+        driver.call_ranks("call_envs", "call_some", [0], "weigh", (), {})
     assert not driver.has_fault
 
 

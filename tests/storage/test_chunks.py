@@ -84,6 +84,17 @@ def test_rows_that_are_written_are_not_written_again(dataset: h5py.Dataset):
     assert (rows_of(dataset) == ROWS[:5]).all()
 
 
+def test_a_chunk_with_values_beyond_its_last_row_is_sealed_though_its_rows_are_zeros(tmp_path: Path):
+    """A recording knows the last observations of envs that are ahead before their rows count."""
+    with h5py.File(tmp_path / "one.h5", "x", libver="latest") as file:
+        name, sizes = "trajectories/final_observations", {"maxshape": (None, 3), "chunks": (4, 2), "fletcher32": True}
+        writer = ChunkWriter(dataset := file.create_dataset(name, (0, 3), "i4", **sizes))
+        writer.append(np.eye(4, 3, k=-2, dtype="i4"), 0, 2)
+        assert masks(dataset) == [1]
+        writer.seal()
+        assert masks(dataset) == [0] and not rows_of(dataset).any()
+
+
 @pytest.mark.parametrize("stop", [1, 4, 6])
 def test_sealing_gives_the_last_chunks_their_checksums_and_zeros_beyond_the_last_row(dataset: h5py.Dataset, stop: int):
     writer = ChunkWriter(dataset)

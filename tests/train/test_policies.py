@@ -20,7 +20,7 @@ SPACES = gymnasium.spec("CartPole-v1").make().observation_space, Discrete(2)
 
 
 @pytest.mark.any_mpi
-@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.mpi(1, 3)
 def test_fragments_are_those_of_the_newest_parameters_whatever_the_ranks(job: Job, num_ranks: int):
     batches, expected = job.train(num_ranks, "collect_with_new_parameters", 70), Sampling()
     assert len(batches) == 3
@@ -38,7 +38,7 @@ def test_fragments_are_those_of_the_newest_parameters_whatever_the_ranks(job: Jo
 
 
 @pytest.mark.any_mpi
-@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("options", [{}, {"root_envs": 0}], ids=["root steps", "dedicated root"])
 def test_each_rank_acts_by_the_parameters_that_were_the_newest_when_its_fragment_began(
     job: Job, num_ranks: int, options: dict[str, Any]
@@ -146,7 +146,7 @@ rank = MPI.COMM_WORLD.rank
 
 
 @pytest.mark.any_mpi
-@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.mpi(1, 3)
 def test_two_connections_have_policies_of_their_own(job: Job, num_ranks: int):
     code = """
 def batches(first, second):
@@ -224,7 +224,7 @@ for policy in (Extras, Sized, Drawing, Fixed):
     assert fourth.endswith(" on rank 0, none on rank 1; have it make the same policy everywhere")
 
 
-@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.mpi(1, 3)
 def test_ranks_begin_with_the_parameters_of_the_root(job: Job, num_ranks: int):
     code = """
 np.random.seed(rank)

@@ -155,27 +155,23 @@ def test_seeds_and_options_reach_the_envs_as_in_gymnasium(told, num_ranks: int):
         assert differences(found, expected) == [], way
 
 
-@pytest.mark.mpi(3)
-def test_it_is_a_vector_env_with_the_spec_of_its_envs(printed, num_ranks: int):
-    said = "True True MPIVectorEnv(CartPole-v1, num_envs=7) CartPole-v1 {'sutton_barto_reward': True} False\n"
-    assert printed("spec", num_ranks) == said
+CLOSED = "ClosedEnvironmentError these envs are closed: the ranks have left; connect again for more\n"
+SAID = {
+    "spec": "True True MPIVectorEnv(CartPole-v1, num_envs=7) CartPole-v1 {'sutton_barto_reward': True} False\n",
+    "no spec": "MPIVectorEnv(num_envs=7) None\n",  # It is not registered.
+    "closing": "True\n" + 6 * CLOSED,
+    "unordered": f"{[[1, 3]] * 7}\n{[[0, -1]] * 7}\n",  # Envs of gymnasium.make are not stepped before a reset.
+    "owned": "True\nTrue\n",
+    "views": "20\n",
+    "views of two groups": "20\n",
+    "asking": "[(0, 3, None), (1, 2, None), (2, 2, None)]\n",
+}
 
 
 @pytest.mark.mpi(3)
-def test_envs_that_are_not_registered_have_no_spec(printed, num_ranks: int):
-    assert printed("no spec", num_ranks) == "MPIVectorEnv(num_envs=7) None\n"
-
-
-@pytest.mark.mpi(3)
-def test_it_closes_once_and_says_so_afterwards(printed, num_ranks: int):
-    said = "ClosedEnvironmentError these envs are closed: the ranks have left; connect again for more\n"
-    assert printed("closing", num_ranks) == "True\n" + 6 * said
-
-
-@pytest.mark.mpi(3)
-def test_envs_that_allow_it_are_stepped_before_a_reset(printed, num_ranks: int):
-    """As by SyncVectorEnv and DummyVecEnv; those of gymnasium.make do not."""
-    assert printed("unordered", num_ranks) == f"{[[1, 3]] * 7}\n{[[0, -1]] * 7}\n"
+@pytest.mark.parametrize("name", SAID)
+def test_it_says_and_gives_what_a_vector_env_does(printed, num_ranks: int, name: str):
+    assert printed(name, num_ranks) == SAID[name]
 
 
 @pytest.mark.mpi(3)
@@ -185,22 +181,6 @@ def test_send_and_recv_are_the_halves_of_step(printed, num_ranks: int):
     columns = rollout(envs, RandomPolicy(envs.single_action_space, 7, 0), 60, seed=3)
     assert observations == columns["observations"][1:].tobytes()
     assert rewards == columns["rewards"].tobytes()
-
-
-@pytest.mark.mpi(3)
-def test_what_is_returned_belongs_to_the_caller(printed, num_ranks: int):
-    assert printed("owned", num_ranks) == "True\nTrue\n"
-
-
-@pytest.mark.mpi(3)
-@pytest.mark.parametrize("name", ["views", "views of two groups"])
-def test_views_of_the_whole_are_contiguous_and_live_until_the_call_after_the_next(printed, num_ranks: int, name: str):
-    assert printed(name, num_ranks) == "20\n"
-
-
-@pytest.mark.mpi(3)
-def test_every_rank_can_be_asked(printed, num_ranks: int):
-    assert printed("asking", num_ranks) == "[(0, 3, None), (1, 2, None), (2, 2, None)]\n"
 
 
 @pytest.mark.mpi(3)

@@ -1,7 +1,8 @@
-"""The root's end of a connection: what of its envs may be called next, and how it is closed."""
+"""The ends of a connection: on the root, what may be called next; and whose turn it is among several connections."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
@@ -10,23 +11,75 @@ from gymnasium.vector import AutoresetMode
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, indices_of
 from mpi_rollout.envs.inputs import Options, Seeds, options_of_each
+from mpi_rollout.exchange.orders import Command
 from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.set_up import EnvFacts
-from mpi_rollout.train.turns import Turns
+from mpi_rollout.ranks.worker import Worker
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from mpi_rollout.train.recorder import Recorder  # Imports h5py: a worker's imports are the job's start-up time.
 
 
-class RootEnd:
-    """The root's end of a connection.
+End = TypeVar("End")
 
-    Parameters
+
+class Turns(Generic[End]):
+    """The open connections of a group of ranks: the `RootEnd`s on the root, the `Worker`s elsewhere.
+
+    The ranks await the orders of one connection at a time.  When the root goes on with another connection, it says so
+    by the one whose orders the ranks await.  So a single connection costs nothing more, and of several the one that has
+    the turn is as quick.
+
+    Attributes
     ----------
-    interrupts
-        Signals of the program wait for the end of each exchange.
-    turns
-        The connections over the same ranks; None in one process.
+    open
+        By number, in the order in which they were opened.
+    holder
+        The one whose orders the ranks await.
+    kept
+        Contexts that are left when all connections are closed.
+    """
+
+    holder: End
+
+    def __init__(self, comm: "MPI.Intracomm"):
+        self.comm, self.kept = comm, ExitStack()
+        self.open: dict[int, End] = {}
+        self._num_opened = 0
+
+    def add(self, end: End) -> None:
+        """Add a connection; the first has the turn.  On all ranks."""
+        self._num_opened += 1
+        if not self.open:
+            self.holder = end
+        self.open[self._num_opened] = end
+
+    def remove(self, end: End) -> None:
+        """Forget a connection that had the turn and is closed; the last of the others has it then.  On all ranks."""
+        self.open = {number: other for number, other in self.open.items() if other is not end}
+        if self.open:
+            self.holder = next(reversed(self.open.values()))
+        else:
+            self.kept.close()
+
+
+def serve(turns: Turns[Worker]) -> int:
+    """Obey the root's orders until all connections are closed; return the exit code of the last."""
+    while True:
+        command, code = turns.holder.serve()
+        if command == Command.SWITCH:
+            turns.holder = turns.open[code]
+            continue
+        turns.holder.exchanges.free()
+        turns.remove(turns.holder)
+        if not turns.open:
+            return code
+
+
+class RootEnd:
+    """The root's end of a connection; in one process there are no `turns`.
 
     Attributes
     ----------
@@ -34,10 +87,8 @@ class RootEnd:
         The envs of several ranks, which stay until they are closed, also if the program has dropped them.
     recorder
         Takes down what the trainer does; None without `record`.
-    arrived
-        The lanes whose slots have come, and which the trainer has not received.
-    fragments
-        The lanes that have been sent a fragment, and have not been received.
+    arrived, fragments
+        Lanes whose slots have come, and those that have been sent a fragment; the trainer has not received them.
     ended
         The envs whose episodes have ended; only without autoreset.
     """
@@ -82,8 +133,6 @@ class RootEnd:
         self.fragments.clear()
         self.arrived.clear()
         self._driver.drain(is_void=True)
-
-    # What may be called.
 
     def check_open(self) -> None:
         """Take the turn; raise ClosedEnvironmentError where no rank would answer."""
@@ -183,8 +232,6 @@ class RootEnd:
             raise ValueError("options['reset_mask'] must have at least one True, got none; leave it out to reset all")
         if mask is not None and not mask.all() and not self._is_reset:
             raise ResetNeeded("the first reset must be of all envs; reset without options['reset_mask'] first")
-
-    # Turns, and the end.
 
     def ask(self, method: str, *args: object) -> None:
         """Call a method of every rank's worker, for what concerns more than the envs."""
