@@ -30,10 +30,7 @@ Types: TypeAlias = dict[str, object]  # Types as a file has them: {"lives": "int
 def read_type(kind: object, kinds: str = NUMBERS, most_bytes: int = 64) -> tuple[np.dtype, tuple[int, ...]]:
     """Return the dtype, of these kinds and at most so many bytes, and the shape that a type stands for.
 
-    Raises
-    ------
-    ValueError
-        It is none.  The message follows the name of the column.
+    ValueError if it is none; its message follows the name of the column.
     """
     dtype, *sizes = kind if isinstance(kind, list | tuple) and kind else (kind,)
     if len(sizes) == 1 and isinstance(sizes[0], list | tuple):
@@ -74,13 +71,7 @@ def mask_name(name: str) -> str:
 
 
 def read_types(text: str) -> Types | str:
-    """Read the value of `--store-infos`: JSON in which words need no quotation marks.
-
-    Raises
-    ------
-    UsageError
-        It is none.
-    """
+    """Read the value of `--store-infos`, JSON in which words need no quotation marks; UsageError if it is none."""
     if text.strip() == ALL:
         return ALL
     try:
@@ -94,10 +85,7 @@ def read_types(text: str) -> Types | str:
 def checked_types(value: object) -> Types | str:
     """Return types in their one form: {"lives": "int64", "position": ["float64", 3]}.
 
-    Raises
-    ------
-    UsageError
-        They are none, or a file cannot hold them under these names.
+    UsageError if they are none, or a file cannot hold them under these names.
     """
     if value == ALL:
         return ALL
@@ -130,10 +118,7 @@ def _written(dtype: np.dtype, shape: Sequence[int]) -> str | list[object]:
 def types_in(infos: Sequence[Mapping[str, object]]) -> tuple[Types, dict[str, str]]:
     """Return the types of all numbers in some infos of one env, and what is no number, with the reason.
 
-    Parameters
-    ----------
-    infos
-        The later ones add names, and widen types of the same shape: an int may become a float.
+    Later infos add names, and widen types of the same shape: an int may become a float.
     """
     arrays: dict[str, list[np.ndarray]] = {}
     left_out: dict[str, str] = {}

@@ -66,14 +66,9 @@ OF_ONE = {"rewards": "reward", "terminations": "terminated", "truncations": "tru
 def stored_leaves(
     described: Mapping[str, Sequence[Leaf]], is_recording: bool, version: int = NEWEST
 ) -> dict[str, dict[str, Leaf]]:
-    """Return the arrays of each column that a file has: by the column's name, then by their own.
+    """Return the arrays of each column that a file of a format version has: by the column's name, then by their own.
 
-    Parameters
-    ----------
-    described
-        The leaves by the names of `StoredColumn.described_as`; infos without their masks.
-    version
-        The format version of the file.
+    `described` has the leaves by the names of `StoredColumn.described_as`; infos are without their masks.
     """
     stored: dict[str, dict[str, Leaf]] = {}
     for column in TABLE.values():

@@ -117,12 +117,8 @@ class WordsOfEnvs:
 def seed_global_generators(seed: int, rank: int, num_steps: int = 0) -> None:
     """Seed `random` and `numpy.random`, from which some envs and policies draw.
 
-    Their draws may differ on another number of ranks, and after the run was continued.
-
-    Parameters
-    ----------
-    num_steps
-        The steps that a continued run has already.  Without it, the run would repeat the draws of its beginning.
+    Their draws may differ on another number of ranks, and after the run was continued, with `num_steps` steps already:
+    without these, the run would repeat the draws of its beginning.
     """
     words = np.random.SeedSequence(seed, spawn_key=(rank, num_steps, 0, 0)).generate_state(8)
     random.seed(words[:4].tobytes())

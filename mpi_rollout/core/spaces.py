@@ -71,10 +71,7 @@ def leaf_spaces(space: Space) -> list[Space]:
 def leaves(space: Space) -> tuple[Leaf, ...]:
     """Return the leaves of a space, in the order of its Dict keys and Tuple members.
 
-    Raises
-    ------
-    UsageError
-        The space has a part without a fixed shape.
+    UsageError if a part of the space has no fixed shape.
     """
     return tuple(_leaf(keys, part) for keys, part in _parts(space))
 

@@ -96,14 +96,14 @@ def judge_env(env_id: str) -> Iterator[Finding]:
     env = EnvMaker(env_id)()
     try:
         nbytes = sum(leaf.nbytes for leaf in leaves(env.observation_space))
-        times = time_steps(env)
+        step_s, reset_s = time_steps(env)
     finally:
         env.close()
-    step_us = float(np.mean(times.step_s)) * 1e6
+    step_us = float(step_s.mean()) * 1e6
     summary = f"{env_id}: {step_us:,.1f} us per step, observations of {nbytes:,} bytes"
-    if times.steps_per_episode:
-        reset_us = times.reset_mean_s * 1e6
-        summary += f", {reset_us:,.1f} us per reset after {times.steps_per_episode:,.0f} steps on average"
+    if len(reset_s):
+        reset_us = reset_s.mean() * 1e6
+        summary += f", {reset_us:,.1f} us per reset after {len(step_s) / len(reset_s):,.0f} steps on average"
     yield Finding("env", summary, figures={"env_step_us": step_us, "observation_bytes": nbytes})
 
 

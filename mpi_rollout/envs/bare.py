@@ -6,7 +6,7 @@ A bare loop is what a person writes to learn how fast an env is: `gymnasium.make
 
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -32,14 +32,9 @@ _LEAST_STEPS, _WARM_UP_STEPS = 20, 5
 
 
 def make_bare(make: EnvMaker, indices: range, seed: int, actions: Sequence[Tree]) -> Callable[[float], float]:
-    """Make a second set of the same envs; return a function that steps them for some seconds.
+    """Make a second set of the same envs; return a function that steps them for some seconds, and returns the rate.
 
-    The function takes the seconds and returns env steps per second.
-
-    Parameters
-    ----------
-    actions
-        Batched actions of these envs, for some steps; used in turn.
+    `actions` are batched, for some steps, and used in turn.
     """
     if make.is_native:
         envs = make.native(indices, seed)
@@ -151,30 +146,11 @@ class Limit:
         return make_bare(maker_of(self._config), self._envs, self._config.seed, rows)
 
 
-class Times(NamedTuple):
-    """Seconds of each step, in order, without the first few; of each reset but the first."""
+def time_steps(env: gymnasium.Env, seed: int = 0, window_s: float = WINDOW_S) -> tuple[np.ndarray, np.ndarray]:
+    """Step an env with random actions for some seconds.
 
-    step_s: np.ndarray
-    reset_s: np.ndarray
-
-    @property
-    def reset_mean_s(self) -> float:
-        """0 if no episode ended."""
-        return float(self.reset_s.mean()) if len(self.reset_s) else 0.0
-
-    @property
-    def reset_spread_s(self) -> float:
-        """0 if no episode ended."""
-        return float(self.reset_s.std()) if len(self.reset_s) else 0.0
-
-    @property
-    def steps_per_episode(self) -> float:
-        """On average; 0 if no episode ended."""
-        return len(self.step_s) / len(self.reset_s) if len(self.reset_s) else 0.0
-
-
-def time_steps(env: gymnasium.Env, seed: int = 0, window_s: float = WINDOW_S) -> Times:
-    """Step an env with random actions for some seconds."""
+    Return the seconds of each step, in order, without the first few, and of each reset but the first.
+    """
     seeds = episode_seeds(seed, 0)
     env.action_space.seed(seed)
     env.reset(seed=next(seeds))
@@ -190,4 +166,4 @@ def time_steps(env: gymnasium.Env, seed: int = 0, window_s: float = WINDOW_S) ->
         if terminated or truncated:
             env.reset(seed=next(seeds))
             resets.append(perf_counter() - after)
-    return Times(np.array(steps[_WARM_UP_STEPS:]), np.array(resets))
+    return np.array(steps[_WARM_UP_STEPS:]), np.array(resets)

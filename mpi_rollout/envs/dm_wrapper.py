@@ -18,6 +18,7 @@ import numpy as np
 
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.faults import Begun, Outcome
+from mpi_rollout.envs.inputs import OptionsOfOne
 from mpi_rollout.errors import UsageError
 from mpi_rollout.text import first_line
 
@@ -55,15 +56,9 @@ def of_unknown_mujoco(error: AttributeError) -> str:
 class DmEnv(gymnasium.Env):
     """A `dm_env.Environment` with Gymnasium's methods; its own attributes can be read through it.
 
-    Parameters
-    ----------
-    dm_env
-        Its specs are `Array`, `BoundedArray` and `DiscreteArray`, and dicts of them.
-    name
-        For messages.
-
-    LAST with a discount of 0 is a termination; with a larger one it is a truncation.  The infos "timestep.discount" and
-    "timestep.step_type" are those that shimmy gives.
+    Its specs are `Array`, `BoundedArray` and `DiscreteArray`, and dicts of them.  LAST with a discount of 0 is a
+    termination; with a larger one it is a truncation.  The infos "timestep.discount" and "timestep.step_type" are those
+    that shimmy gives.
     """
 
     def __init__(self, dm_env: Any, name: str):
@@ -74,7 +69,7 @@ class DmEnv(gymnasium.Env):
         self.observation_space = dm_spec2gym_space(dm_env.observation_spec())
         self.action_space = dm_spec2gym_space(self._action_spec)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Begun:
+    def reset(self, *, seed: int | None = None, options: OptionsOfOne = None) -> Begun:
         """Start an episode.  A seed reaches the env's generators; options reach nothing."""
         super().reset(seed=seed)
         if seed is not None and not reseed(self.dm_env, seed):
@@ -88,11 +83,9 @@ class DmEnv(gymnasium.Env):
         return observation, info
 
     def step(self, action: Tree) -> Outcome:
-        """Take a step; actions have the dtypes of their specs."""
         return self._outcome(self.dm_env.step(as_specified(self._action_spec, action)))
 
     def close(self) -> None:
-        """Close the env."""
         self.dm_env.close()
 
     def __getattr__(self, name: str) -> Any:
@@ -108,7 +101,7 @@ def as_specified(spec: Any, action: Tree) -> Tree:
     return np.asarray(action, spec.dtype)[()]
 
 
-def reseed(dm_env: Any, seed: int) -> bool:
+def reseed(dm_env: object, seed: int) -> bool:
     """Seed a `dm_env.Environment`; tell whether it has anything to seed."""
     envs = list(with_inner_envs(dm_env))
     for method in (getattr(env, "seed", None) for env in envs):
@@ -126,7 +119,7 @@ def reseed(dm_env: Any, seed: int) -> bool:
     return bool(generators)
 
 
-def with_inner_envs(env: Any) -> Iterator[Any]:
+def with_inner_envs(env: object) -> Iterator[object]:
     """Yield an env, and the envs inside where it is a wrapper, the outermost first."""
     seen: set[int] = set()
     while env is not None and id(env) not in seen:
@@ -136,7 +129,7 @@ def with_inner_envs(env: Any) -> Iterator[Any]:
         env = next((attributes[name] for name in INNER_NAMES if name in attributes), None)
 
 
-def generators_of(env: Any) -> Iterator[Any]:
+def generators_of(env: object) -> Iterator[Any]:
     """Yield the generators that are attributes of an env, or of its task."""
     attributes = getattr(env, "__dict__", {})
     for values in (attributes, getattr(attributes.get("_task"), "__dict__", {})):

@@ -55,21 +55,14 @@ _REGISTERED_BY: dict[tuple[str, ...], tuple[str, str]] = {
 class EnvMaker:
     """What makes the env with a given index, or natively vectorized envs.
 
-    Parameters
-    ----------
-    env
-        An env id or its spec, or a callable that returns one env, or a tuple of these, one for each env.  A callable
-        with a parameter `env_index` is given the index.
-    kwargs
-        The keyword arguments of every env, or a tuple of those of each env.
-    num_threads
-        Of natively vectorized envs on a rank, where they have some; None is the rank's share of the cores.
+    `env` is an env id or its spec, or a callable that returns one env, and is given the index if it has a parameter
+    `env_index`; or it is a tuple of these, one for each env.
     """
 
     env: Env | tuple[Env, ...]
-    kwargs: Kwargs | tuple[Kwargs, ...] = field(default_factory=dict)
+    kwargs: Kwargs | tuple[Kwargs, ...] = field(default_factory=dict)  # Of every env, or of each one.
     vectorization_mode: str = "sync"
-    num_threads: int | None = None
+    num_threads: int | None = None  # Of natively vectorized envs on a rank; None is the rank's share of the cores.
 
     @property
     def name(self) -> str:
@@ -268,13 +261,7 @@ def make_slice(
     infos: bool | tuple[str, ...] = False,
     on_fault: OnFault = ABORT,
 ) -> VectorEnv:
-    """Make the envs with these indices.
-
-    Parameters
-    ----------
-    seed
-        Of a run, whose episodes have seeds of their own; None leaves them to the envs' generators.
-    """
+    """Make the envs with these indices; `seed` is that of a run, whose episodes have seeds of their own."""
     if make.is_native:
         _check_native(make.vectorization_mode, autoreset_mode, on_fault)
         envs = make.native(indices, seed or 0)

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.columns import RESULTS, noun
+from mpi_rollout.core.columns import RESULTS, is_result, noun
 from mpi_rollout.core.spaces import Bounds, Leaf, Tree, bounds_of, first_of, leaf_spaces, leaves
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.errors import DataError, EnvError, RolloutError, is_ours
@@ -30,27 +30,13 @@ OLD_RESET = "; it must take them: def reset(self, *, seed=None, options=None)"
 
 @dataclass(frozen=True)
 class OnFault:
-    """What to do about envs that fail.
+    """What to do about envs that fail."""
 
-    Parameters
-    ----------
-    max_restarts
-        How often each env may be restarted after a failure; with 0 the first failure ends the run.
-    check_finite
-        NaN and infinity in observations and rewards are failures.
-    check_bounds
-        Observations outside of their space are failures.
-    timeout_s
-        A call of an env that takes longer is a failure; None is no limit.
-    strict_dtypes
-        Observations of another dtype than their space's end the run, instead of being cast.
-    """
-
-    max_restarts: int = 0
-    check_finite: bool = False
-    timeout_s: float | None = None
-    strict_dtypes: bool = False
-    check_bounds: bool = False
+    max_restarts: int = 0  # Of each env; with 0 the first failure ends the run.
+    check_finite: bool = False  # NaN and infinity in observations and rewards are failures.
+    timeout_s: float | None = None  # A call of an env that takes longer is a failure; None is no limit.
+    strict_dtypes: bool = False  # Observations of another dtype than their space's end the run, instead of being cast.
+    check_bounds: bool = False  # Observations outside of their space are failures.
 
     @classmethod
     def of(cls, options: SharedOptions) -> "OnFault":
@@ -107,10 +93,8 @@ class OutputChecks:
     def in_batch(self, observations: object, rewards: np.ndarray) -> dict[int, str]:
         """Find wrong values in batched observations and rewards; return them by their place in the space."""
         wrong: dict[int, str] = {}
-        for leaf, checked in self._leaves:
-            self._look(wrong, leaf, checked, leaf.of(observations))
-        for leaf, checked in self._reward:
-            self._look(wrong, leaf, checked, rewards)
+        for leaf, checked in self._leaves + self._reward:
+            self._look(wrong, leaf, checked, rewards if is_result(leaf) else leaf.of(observations))
         return wrong
 
     def _look(self, wrong: dict[int, str], leaf: Leaf, checked: Bounds, parts: Parts | np.ndarray) -> None:
@@ -129,10 +113,7 @@ class OutputChecks:
 
 
 def named(function: Callable[Given, Result], env_index: int) -> Callable[Given, Result]:
-    """Return the same function, with a frame above its own that has the rank and the env for names.
-
-    A stack that `faulthandler` writes has nothing but names: this is how it tells which env it was.
-    """
+    """Return the same function, below a frame with the rank and the env for names, which is all that stacks have."""
 
     def calling(*args: Given.args, **kwargs: Given.kwargs) -> Result:
         return function(*args, **kwargs)

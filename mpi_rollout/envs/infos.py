@@ -22,24 +22,17 @@ from mpi_rollout.text import words_of
 
 
 class InfoGatherer:
-    """Makes one dict of the infos of a loop's envs.
+    """Makes one dict of the infos of a loop's envs: of all, of none (False), or of those of some names.
 
-    Parameters
-    ----------
-    wanted
-        True: all infos.  False: none.  Names: those of these names.
-    first_env_index
-        Of the first env, for messages.
-    add_one
-        Adds an env's info to the dict of all, given dict, info and the env's place: as Gymnasium does it, or as a rank
-        gathers infos that are to be sent.
+    `add_one` adds an env's info to the dict of all, given dict, info and the env's place: as Gymnasium does it, or as a
+    rank gathers infos that are to be sent.
     """
 
     def __init__(
         self, wanted: bool | tuple[str, ...], first_env_index: int, add_one: Callable[[Info, Info, int], object]
     ):
-        self._wanted, self._first_env_index, self.add_one = wanted, first_env_index, add_one
-        self.are_all = wanted is True
+        self._first_env_index, self.add_one = first_env_index, add_one
+        self.want(wanted)
 
     def want(self, names: bool | tuple[str, ...]) -> None:
         """Gather these from now on, as the constructor has it."""
@@ -76,23 +69,11 @@ class InfoGatherer:
 
 
 class MaskColumn:
-    """The action masks of a slice's envs.
+    """The action masks of a slice's envs; `space` is that of one env's actions.
 
     The masks of an episode are heeded if its reset gives one: so nobody looks for masks in the steps of other envs, and
     a continued run, which takes the running episodes again, heeds the same ones.  After the last step of an episode
     there is no action to choose.
-
-    Parameters
-    ----------
-    space
-        Of one env's actions.
-    env_indices
-        For messages.
-
-    Attributes
-    ----------
-    places
-        Of the envs that have masks in their running episode; none where the space has no masks.
     """
 
     def __init__(self, space: spaces.Space, env_indices: range):
@@ -101,7 +82,7 @@ class MaskColumn:
         self._values = np.zeros((len(env_indices), num_bytes), np.uint8)
         self._flags = np.zeros(len(env_indices), np.bool_)
         self._has_column = num_bytes > 0
-        self.places: set[int] = set()
+        self.places: set[int] = set()  # Of the envs that have masks in their running episode.
         self._has_warned = False
 
     def given(self) -> tuple[np.ndarray, np.ndarray]:
@@ -122,13 +103,7 @@ class MaskColumn:
             self._put([place], [info[MASK_NAME]])
 
     def write(self, infos: Sequence[object], ended: Collection[int]) -> None:
-        """Write the masks of a step.
-
-        Parameters
-        ----------
-        ended
-            The envs whose episode ended in it.
-        """
+        """Write the masks of a step, in which the episodes of some envs ended."""
         places = list(self.places)
         own_infos = [infos[place] for place in places]
         self._put(places, [info.get(MASK_NAME) if isinstance(info, dict) else None for info in own_infos])
@@ -191,13 +166,7 @@ class MaskColumn:
 
 
 def mask_bits(mask: object, sizes: list[int]) -> np.ndarray:
-    """Return one mask as an array of bools.
-
-    Raises
-    ------
-    ValueError
-        It is not a mask for these components.
-    """
+    """Return one mask as an array of bools; ValueError if it is none for components of these sizes."""
     parts = list(_arrays_in(mask))
     bits = np.concatenate(parts) if parts else np.zeros(0)
     if bits.dtype.kind not in "biu" or not ((bits == 0) | (bits == 1)).all():
@@ -220,15 +189,10 @@ def _arrays_in(mask: object) -> Iterator[np.ndarray]:
 
 
 def first_types(envs: gymnasium.Env | VectorEnv, seed: int, env_index: int) -> tuple[Types, dict[str, str]]:
-    """Return the types of the infos that `--store-infos all` stores, and what is no number.
+    """Return the types of the infos that `--store-infos all` stores, and what is no number; EnvError if the env fails.
 
-    They follow from the first reset and the first step of a rank's first env, or of its natively vectorized envs.  The
-    envs are reset again when the run begins, with the seeds that they have then.
-
-    Raises
-    ------
-    EnvError
-        The env has failed.
+    They follow from the first reset and the first step of a rank's first env, or of its natively vectorized envs, which
+    are reset again when the run begins.
     """
     try:
         infos = _of_one(envs, seed, env_index) if isinstance(envs, gymnasium.Env) else _of_all(envs, seed)

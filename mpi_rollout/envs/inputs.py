@@ -23,13 +23,10 @@ Seeds = int | Sequence[int | None] | None
 
 
 def check_spaces(observation_space: spaces.Space, action_space: spaces.Space) -> None:
-    """Refuse spaces whose values cannot be batched.
+    """Raise UsageError for spaces whose values cannot be batched.
 
-    Raises
-    ------
-    UsageError
-        A part has no fixed shape, the observation space is empty, or the action space has an empty Dict or Tuple,
-        which Gymnasium cannot iterate over.
+    A part has no fixed shape, the observation space is empty, or the action space has an empty Dict or Tuple, which
+    Gymnasium cannot iterate over.
     """
     leaves(action_space)
     if not leaves(observation_space):
@@ -72,10 +69,7 @@ def _copied(action: object) -> object:
 def read_seed(seed: object, num_envs: int) -> int | list[int | None] | None:
     """Return a trainer's seed or seeds as Python's integers, which Gymnasium's generators ask for.
 
-    Raises
-    ------
-    TypeError, ValueError
-        A seed is no integer or is negative, or the list does not have one element per env.
+    TypeError or ValueError if a seed is no integer or is negative, or the list does not have one element per env.
     """
     if seed is None:
         return None
@@ -120,12 +114,8 @@ def _one_for_each(expected: str, given: T | Sequence[T], num_envs: int) -> Seque
 def take_reset_mask(options: Options, num_envs: int) -> tuple[np.ndarray | None, Options]:
     """Separate `reset_mask` from the other options of `reset`, which are for the envs; the dict is not changed.
 
-    A mask without a True is accepted: it may be a slice of a larger one.
-
-    Raises
-    ------
-    TypeError, ValueError
-        It is no bool array of shape (num_envs,).
+    A mask without a True is accepted: it may be a slice of a larger one.  TypeError or ValueError if it is no bool
+    array of shape (num_envs,).
     """
     if not isinstance(options, dict) or "reset_mask" not in options:
         return None, options

@@ -76,6 +76,7 @@ class LoopVectorEnv(SingleEnvs):
         self.write_to(layout.columns(np.zeros(layout.nbytes, np.uint8), self.num_envs))
         # What the next step calls: a step, or a reset.  OrderEnforcing is in charge until the first one.
         self._calls: list[StepCall] = [env.step for env in self.envs]
+        self._resets = [partial(self._reset_instead, index) for index in range(self.num_envs)]
         self._ended: list[int] = []  # And not reset since.
         self._checks = OutputChecks(self.single_observation_space, on_fault)
         self._has_checks = bool(self._checks)
@@ -138,7 +139,7 @@ class LoopVectorEnv(SingleEnvs):
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             for index in self._ended:
                 if not self.failing or index not in self.failing:
-                    self._calls[index] = partial(self._reset_instead, index)
+                    self._calls[index] = self._resets[index]
 
     def _reset_instead(self, index: int, _action: object) -> Outcome:
         """Begin an episode in the place of a step, as one of a sweep."""
@@ -214,7 +215,7 @@ class LoopVectorEnv(SingleEnvs):
     def end_episode(self, index: int) -> None:
         """Let one env begin a new episode in the next step, also if it has not begun any."""
         self._singles[index].begin_from_outside()
-        self._calls[index] = partial(self._reset_instead, index)
+        self._calls[index] = self._resets[index]
         self._ended = sorted({*self._ended, index})
 
     def replace(self, index: int) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.core.seeding import Reproducibility, seeds_of_episodes
 from mpi_rollout.core.spaces import Tree, leaves, set_spaces, tree_of
-from mpi_rollout.envs.inputs import Reset, Step
+from mpi_rollout.envs.inputs import OptionsOfOne, Reset, Seeds, Step, Values
 from mpi_rollout.envs.rollout import Rollout
 from mpi_rollout.errors import UsageError
 
@@ -21,85 +22,66 @@ SEEDS_31_BITS = 0x7FFFFFFF  # C++ takes int32.
 STEP_SINGLE_ENVS = "step single envs, with vectorization_mode='sync'"
 
 
-class NativeVectorEnv(VectorEnv):
+class NativeVectorEnv(VectorWrapper):
     """Natively vectorized envs as the program steps them.
 
     Parameters
     ----------
-    envs
-        The envs as they were made.
-    seed_for
-        What `envs.reset(seed=...)` is given for a seed of the run.
-
-    Attributes
-    ----------
     reproducibility
         What the envs promise.  Those that promise EPISODE take "episodes" among the options of `reset`: the numbers
         (num_envs,) of the episodes to begin.
+    seed_for
+        What `envs.reset(seed=...)` is given for a seed of the run.
     """
 
     def __init__(
-        self, envs: VectorEnv, reproducibility: Reproducibility, seed_for: Callable[[int], Any] = lambda seed: seed
+        self, envs: VectorEnv, reproducibility: Reproducibility, seed_for: Callable[[int], object] = lambda seed: seed
     ) -> None:
+        super().__init__(envs)
         self.reproducibility, self._seed_for = reproducibility, seed_for
         self._take(envs)
 
     def _take(self, envs: VectorEnv) -> None:
-        self._envs = envs
-        self.metadata, self.spec = envs.metadata, envs.spec
-        set_spaces(self, envs.num_envs, envs.single_observation_space, envs.single_action_space)
-        self.render_mode = getattr(envs, "render_mode", None)
+        self.env = envs
+        self.observation_space = batch_space(envs.single_observation_space, envs.num_envs)
+        self.action_space = batch_space(envs.single_action_space, envs.num_envs)
         self.step = envs.step  # type: ignore[method-assign]  # Called in each step, without a detour.
         if isinstance(envs, Rollout):  # From Python 3.12 on `isinstance` does not ask `__getattr__`.
             self.rollout, self.last_observations = envs.rollout, envs.last_observations
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Reset:
-        given = {} if seed is None else {"seed": self._seed_for(seed)}
-        return self._envs.reset(**given, options=options)
+    def reset(self, *, seed: Seeds = None, options: OptionsOfOne = None) -> Reset:
+        given = {} if seed is None else {"seed": self._seed_for(seed)}  # type: ignore[arg-type]  # One for all.
+        return self.env.reset(**given, options=options)  # type: ignore[arg-type]  # What the library takes.
 
     def compile_steps(self, has_observations: bool) -> None:
-        """Compile the steps of envs that have compiled ones now, before any clock runs.
+        """Compile the steps of envs that have compiled ones, with or without observations, before any clock runs."""
+        if hasattr(self.env, "compile_steps"):
+            self.env.compile_steps(has_observations)
 
-        Parameters
-        ----------
-        has_observations
-            Somebody reads the observations.
-        """
-        if hasattr(self._envs, "compile_steps"):
-            self._envs.compile_steps(has_observations)
-
-    def render(self) -> Any:
+    def render(self) -> Values:
         try:
-            frames = self._envs.render()
-        except NotImplementedError:  # Gymnasium's class raises it.
+            frames = self.env.render()
+        except NotImplementedError:  # By Gymnasium's class.
             frames = None
         if frames is None:
-            what = f"{type(self._envs.unwrapped).__name__} has no frames; if it can render, make it with"
+            what = f"{type(self.unwrapped).__name__} has no frames; if it can render, make it with"
             raise UsageError(f"{what} env_kwargs={{'render_mode': 'rgb_array'}}; else {STEP_SINGLE_ENVS}")
         return frames
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> Sequence[Any]:
+    def call(self, name: str, *args: object, **kwargs: object) -> Sequence[object]:
         """Call a method, or get an attribute, of each env, if these envs have a method for that."""
         return self._method_of_all("call")(name, *args, **kwargs)
 
-    def set_attr(self, name: str, values: Sequence[Any]) -> None:
+    def set_attr(self, name: str, values: Sequence[object]) -> None:
         """Set an attribute of each env, if these envs have a method for that."""
         self._method_of_all("set_attr")(name, values)
 
-    def _method_of_all(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._envs, name, None)
+    def _method_of_all(self, name: str) -> Callable[..., Sequence[object]]:
+        method = getattr(self.env, name, None)
         if method is None:
-            what = f"{type(self._envs.unwrapped).__name__} steps its envs as one and has no method {name}"
+            what = f"{type(self.unwrapped).__name__} steps its envs as one and has no method {name}"
             raise AttributeError(f"{what}; give it one, as Gymnasium's SyncVectorEnv has it, or {STEP_SINGLE_ENVS}")
         return method
-
-    def close(self, **kwargs: Any) -> None:
-        self._envs.close(**kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._envs, name)
 
 
 class SeededWhenMade(NativeVectorEnv):
@@ -109,36 +91,31 @@ class SeededWhenMade(NativeVectorEnv):
         self._make, self._seed, self._is_new = make, seed, True
         super().__init__(envs, reproducibility)
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Reset:
+    def reset(self, *, seed: int | None = None, options: OptionsOfOne = None) -> Reset:  # type: ignore[override]
         if seed is not None and not (self._is_new and seed == self._seed):
-            self._envs.close()
+            self.env.close()
             self._seed = seed
             self._take(self._make(seed))
         self._is_new = False
-        return self._envs.reset(options=options)
+        return self.env.reset(options=options)
 
 
 class SeededEpisodes(NativeVectorEnv):
     """Envs that take a seed in each reset: their episodes get the seeds that a loop would give them.
 
-    Such envs reset by themselves in the step after an end, with random numbers that follow from all that they have done
-    before.  Here a second reset follows in the same step, of the envs that have just been reset, with the seeds of
-    their episodes.  Then an episode depends on its seed and its actions alone.
+    Such envs reset by themselves in the step after an end, with random numbers that follow from all their steps before.
+    Here a second reset follows in the same step, with the seeds of the episodes: they then depend on these alone.
 
     Seen with ale-py 0.12.1: a masked reset leaves the other envs as they are, and the episode that it begins has the
     bytes of one that a new env begins with that seed, in mid-episode, at its end, and after the reset that follows.
 
-    Until there is a seed, from `seed` or by `reset(seed=...)`, the envs are as they came.
+    Until there is a seed of the run, from `seed` or by `reset(seed=...)`, the envs are as they came.
 
     Parameters
     ----------
     envs
         They reset in the next step.  `reset(seed=seeds, options={"reset_mask": mask})` resets the envs of a bool mask
         with a seed each, an int32 array, and returns the observations of all envs.
-    env_indices
-        The indices of these envs in the job.
-    seed
-        The seed of the run.
     """
 
     has_episode_seeds = True
@@ -149,32 +126,23 @@ class SeededEpisodes(NativeVectorEnv):
         self._env_indices, self._seed = np.array(env_indices), seed
         self._episodes, self._over = np.full(self.num_envs, -1), np.zeros(self.num_envs, np.bool_)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Begin episodes: episode 0 of each env at first and whenever there is a seed, else each env's next one.
-
-        Parameters
-        ----------
-        seed
-            The seed of the run.
-        options
-            "reset_mask", (num_envs,) bool: reset these envs only.  "episodes", (num_envs,) int64: begin these episodes.
-            The envs get all options but the last one.
-        """
+    def reset(self, *, seed: int | None = None, options: OptionsOfOne = None) -> Reset:  # type: ignore[override]
+        """Begin episodes, as `SliceVectorEnv.reset`; the envs get all options but "episodes"."""
         if seed is not None:
             self._seed = seed
             self._episodes[:] = -1
         if self._seed is None:
-            return self._envs.reset(options=options)
+            return self.env.reset(options=options)
         options = dict(options or {})
         places = np.flatnonzero(options.get("reset_mask", np.ones(self.num_envs, np.bool_)))
         episodes = np.asarray(options.pop("episodes", self._episodes + 1))
         self._episodes[places], self._over[places] = episodes[places], False
         seeds = seeds_of_episodes(self._seed, self._env_indices[places], episodes[places]) & SEEDS_31_BITS
-        return self._envs.reset(seed=seeds.astype(np.int32), options=options)  # type: ignore[arg-type]  # A seed for each.
+        return self.env.reset(seed=seeds.astype(np.int32), options=options)  # type: ignore[arg-type]  # A seed for each.
 
     def _step_and_reset(self, actions: Tree) -> Step:
         """Take a step; where an episode ended in the one before, begin the next one with its seed."""
-        observations, rewards, terminations, truncations, infos = self._envs.step(actions)
+        observations, rewards, terminations, truncations, infos = self.env.step(actions)
         if self._over.any() and self._seed is not None:
             observations, of_reset = self.reset(options={"reset_mask": self._over.copy()})
             infos = {**infos, **of_reset}
@@ -198,7 +166,7 @@ class PoolVectorEnv(VectorEnv):
         self._leaves = leaves(self.single_observation_space)
         self._is_to_cast = True
 
-    def reset(self, *, seed: object = None, options: dict[str, Any] | None = None) -> Reset:
+    def reset(self, *, seed: object = None, options: OptionsOfOne = None) -> Reset:
         """Begin episodes; the seeds are those of the pool."""
         observations, infos = self._pool.reset()
         self._is_to_cast = any(leaf.of(observations).dtype != leaf.dtype for leaf in self._leaves)
@@ -215,5 +183,5 @@ class PoolVectorEnv(VectorEnv):
         arrays = [np.asarray(leaf.of(observations)).astype(leaf.dtype, copy=False) for leaf in self._leaves]
         return tree_of(self.single_observation_space, arrays)
 
-    def close(self, **_kwargs: Any) -> None:
+    def close(self, **_kwargs: object) -> None:
         self._pool.close()

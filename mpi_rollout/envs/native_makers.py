@@ -31,10 +31,9 @@ GIVEN_BY_THE_RUN: dict[str, tuple[str | Option, ...]] = {
 
 
 def of_entry_point(env_id: str, kwargs: Mapping[str, Any], indices: range, num_threads: int) -> NativeVectorEnv:
-    """Make envs by a vector entry point.
+    """Make envs by a vector entry point, which gets the slice's first index if it has a parameter `first_env`.
 
-    One with a parameter `first_env` gets the index of the slice's first env, and then promises what its attribute
-    `reproducibility` says.  ALE's get threads, and a seed for each episode or env.  Others share a generator.
+    ALE's envs get threads, and a seed for each episode or env.
     """
     options = dict(kwargs)
     parameters = _parameters_of(env_id)
@@ -49,10 +48,9 @@ def of_entry_point(env_id: str, kwargs: Mapping[str, Any], indices: range, num_t
         return SeededEpisodes(envs, indices)
     if is_ale:
         return NativeVectorEnv(envs, Reproducibility.ENV, lambda seed: np.array(env_seeds(seed, indices), np.int32))
-    promised = promised_by(envs.unwrapped, env_id)
-    if promised == Reproducibility.SLICE:
-        return NativeVectorEnv(envs, Reproducibility.SLICE, lambda seed: seed_of_slice(seed, indices))
-    return NativeVectorEnv(envs, promised)
+    if (promised := promised_by(envs.unwrapped, env_id)) != Reproducibility.SLICE:
+        return NativeVectorEnv(envs, promised)
+    return NativeVectorEnv(envs, promised, lambda seed: seed_of_slice(seed, indices))
 
 
 def promised_by(envs: VectorEnv, name: str) -> Reproducibility:
@@ -66,14 +64,9 @@ def promised_by(envs: VectorEnv, name: str) -> Reproducibility:
 
 
 def takes_episode_seeds(wanted: bool | None, ale_version: str) -> bool:
-    """Tell whether the episodes of ALE's envs are to have seeds of their own.
+    """Tell whether the episodes of ALE's envs are to have seeds of their own; None takes them where that is possible.
 
     Each then costs a second reset, for which ALE loads its ROM again: 0.08 s, as long as 250 steps of an env.
-
-    Parameters
-    ----------
-    wanted
-        The argument `episode_seeds`; None takes them where this version can reset envs one by one.
     """
     can = [int(number) for number in re.findall(r"\d+", ale_version)[:3]] >= MASKED_RESETS
     if wanted and not can:
@@ -100,7 +93,7 @@ def _parameters_of(env_id: str) -> Mapping[str, object]:
 def of_factory(
     factory: Callable[..., Any], name: str, kwargs: Mapping[str, Any], indices: range, seed: int
 ) -> NativeVectorEnv:
-    """Make envs by a factory of the user's: `factory(env_indices, seed) -> VectorEnv`; UsageError for other ones."""
+    """Make envs by a factory of the user's, or raise UsageError: `factory(env_indices, seed) -> VectorEnv`."""
 
     def make(seed: int) -> VectorEnv:
         envs = factory(indices, seed, **kwargs)
@@ -163,10 +156,7 @@ def env_seeds(seed: int, indices: range) -> list[int]:
 
 
 def check_kwargs(kwargs: Mapping[str, Any]) -> None:
-    """Raise UsageError for arguments that the program gives, or that do not fit how it steps envs.
-
-    EnvPool ends the process for some of them.
-    """
+    """Raise UsageError for arguments that the program gives, or for which EnvPool ends the process."""
     for name, way_out in GIVEN_BY_THE_RUN.items():
         if name in kwargs:
             raise UsageError(Option("env_kwargs"), f" cannot have {name}, got {kwargs[name]!r}: ", *way_out)
@@ -176,13 +166,10 @@ def check_kwargs(kwargs: Mapping[str, Any]) -> None:
 
 
 def checked(envs: NativeVectorEnv, name: str, is_of_factory: bool) -> NativeVectorEnv:
-    """Refuse natively vectorized envs that the program cannot step.
+    """Return natively vectorized envs, or raise UsageError: their spaces must have fixed shapes.
 
-    Raises
-    ------
-    UsageError
-        Their spaces have no fixed shape, or they do not begin their next episode in the step after an end; those of a
-        factory may do so in the same step, if they do not promise EPISODE.
+    They begin their next episode in the step after an end; those of a factory may do so in the same step, if they do
+    not promise EPISODE.
     """
     leaves(envs.single_observation_space), leaves(envs.single_action_space)
     metadata = envs.metadata

@@ -22,12 +22,9 @@ MISFITS = (TypeError, ValueError, AttributeError, LookupError)
 
 
 class Casting:
-    """What to do about observations that do not have the dtype of their space; shared by all columns of a slice.
+    """What to do about observations of another dtype than their space's; shared by all columns of a slice.
 
-    Parameters
-    ----------
-    is_strict
-        Refuse them; else cast them, and warn of the first one of each leaf.
+    They are refused (`is_strict`), or cast with a warning of the first one of each leaf.
     """
 
     def __init__(self, is_strict: bool = False):
@@ -35,13 +32,7 @@ class Casting:
         self._warned: set[Leaf] = set()
 
     def cast(self, leaf: Leaf, values: np.ndarray, envs: str) -> np.ndarray:
-        """Return the same values, to be stored with the leaf's dtype.
-
-        Raises
-        ------
-        TypeError, ValueError
-            The values are refused.
-        """
+        """Return the same values, to be stored with the leaf's dtype; TypeError or ValueError if they are refused."""
         if self.is_strict:
             raise TypeError(f"strict_dtypes refuses {values.dtype}")
         fitted = fitting(values, leaf.dtype)
@@ -56,17 +47,7 @@ class Casting:
 
 
 class ObservationRows:
-    """Columns into which neighbouring envs' observations are written.
-
-    Parameters
-    ----------
-    observations
-        The leaves of the space.
-    arrays
-        A column for each, one row per env.
-    first_env_index
-        Of the first row, for messages.
-    """
+    """Columns into which neighbouring envs' observations are written: for each leaf an array, with a row per env."""
 
     def __init__(
         self, observations: Sequence[Leaf], arrays: Sequence[np.ndarray], first_env_index: int, casting: Casting
@@ -113,17 +94,10 @@ def row_by_row(
 
 
 def write_leaf(leaf: Leaf, parts: Parts, target: np.ndarray) -> None:
-    """Write one part per env into a column.  Arrays must have the leaf's dtype, scalars may be numbers of its kind.
+    """Write one part per env into a column; one of `MISFITS` if a part is not of the leaf's shape or dtype.
 
-    Parameters
-    ----------
-    target
-        The column with env axis and the leaf's first axis merged: what `np.concatenate` writes to.
-
-    Raises
-    ------
-    TypeError, ValueError, AttributeError
-        A part is not of the leaf's shape or dtype.
+    Arrays must have the leaf's dtype, scalars may be numbers of its kind.  `target` is the column with env axis and the
+    leaf's first axis merged: what `np.concatenate` writes to.
     """
     if leaf.shape:
         if set(map(len, parts)) != {leaf.shape[0]}:
@@ -149,10 +123,7 @@ def cast_leaf(leaf: Leaf, parts: Parts, target: np.ndarray) -> None:
 def fitting(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return the same values, to be stored as another dtype.
 
-    Raises
-    ------
-    TypeError, ValueError
-        The values are of another kind, or an integer is too large.
+    TypeError if they are of another kind, ValueError if an integer is too large.
     """
     if values.dtype == dtype:
         return values

@@ -6,12 +6,12 @@ draws from its own generator alone.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.seeding import Reproducibility, episode_seeds
+from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.inputs import Reset, Step
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
@@ -20,27 +20,15 @@ from mpi_rollout.errors import EnvError
 
 @dataclass(frozen=True)
 class Past:
-    """Where the envs of a run stood after `num_steps` steps; arrays of one element per env.
-
-    Parameters
-    ----------
-    episodes
-        How many episodes the env had finished.
-    starts
-        The step in which its running episode began; `num_steps` + 1 if the last one ended in the last step.
-    reproducibility
-        What the envs promised.  Without a promise of EPISODE they come back by all of their steps, not by the running
-        episodes.
-    given_seeds
-        The seeds of the running episodes, where they do not follow from the seed of the run.
-    """
+    """Where the envs of a run stood after `num_steps` steps; arrays of one element per env."""
 
     seed: int
     num_steps: int
-    episodes: np.ndarray
-    starts: np.ndarray
+    episodes: np.ndarray  # How many the env had finished.
+    starts: np.ndarray  # The step in which its running one began; `num_steps` + 1 if the last step ended the last one.
+    # Without a promise of EPISODE envs come back by all of their steps, not by the running episodes.
     reproducibility: Reproducibility = Reproducibility.EPISODE
-    given_seeds: tuple[int, ...] = ()
+    given_seeds: tuple[int, ...] = ()  # Of the running episodes, where they do not follow from the seed of the run.
 
     @property
     def is_by_episodes(self) -> bool:
@@ -68,15 +56,12 @@ class ReplayingEnvs:
     """A slice whose envs take their running episodes again, each from the step in which it began.
 
     Call `begin`, then `step` for each step from `past.first_step` on, then `finish`, and go on with `step` until
-    `is_over`.
-
-    Parameters
-    ----------
-    take_step
-        Steps the envs; None for their own `step`.
+    `is_over`.  `take_step` steps the envs in the place of their own `step`.
     """
 
-    def __init__(self, envs: VectorEnv, env_indices: range, past: Past, take_step: Callable[[Any], Step] | None = None):
+    def __init__(
+        self, envs: VectorEnv, env_indices: range, past: Past, take_step: Callable[[Tree], Step] | None = None
+    ):
         assert isinstance(envs, LoopVectorEnv | NativeVectorEnv), "the ranks of a run make their envs"
         mine = slice(env_indices.start, env_indices.stop)
         self._envs, self._env_indices, self._past = envs, env_indices, past
@@ -100,7 +85,7 @@ class ReplayingEnvs:
         is_due = self._starts == self._num_steps
         return self._begin_episodes(is_due) if is_due.any() else outcome  # Some envs refuse an empty mask.
 
-    def step(self, actions: Any) -> Step:
+    def step(self, actions: Tree) -> Step:
         """Take a step; then begin the episodes that began in it."""
         observations, *results, infos = self._take_step(actions)
         self._num_steps += 1

@@ -1,12 +1,13 @@
 """What natively vectorized envs may offer beside `step`: many steps in one call."""
 
+import sys
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.core.spaces import leaves
+from mpi_rollout.core.spaces import Leaf, leaves
 
 OUTCOME = ("observations", "rewards", "terminations", "truncations")
 
@@ -74,3 +75,32 @@ def as_rollout(envs: VectorEnv) -> Rollout | None:
     spaces = envs.single_observation_space, envs.single_action_space
     has_parts = any(leaf.keys for space in spaces for leaf in leaves(space))
     return envs if isinstance(envs, Rollout) and not has_parts else None
+
+
+def num_rows_of(columns: RolloutColumns, num_envs: int, observation: Leaf) -> int:
+    """Return the number of steps that columns have room for; ValueError if they are not what `RolloutColumns` says."""
+    num_rows = sys.maxsize  # There is room for what nobody reads.
+    flag, rewards = [np.dtype(np.bool_)], list(map(np.dtype, (np.float64, np.float32)))
+    dtypes_of: dict[str, list[np.dtype]] = {"observations": [observation.dtype], "rewards": rewards}
+    for name, array in columns.wanted().items():
+        inner, dtypes = observation.shape if name == "observations" else (), dtypes_of.get(name, flag)
+        if num_rows == sys.maxsize and isinstance(array, np.ndarray) and array.ndim:
+            num_rows = len(array)
+        shape = (num_rows, num_envs, *inner)
+        if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype not in dtypes:
+            got = f"{array.shape} of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise ValueError(
+                f"the column {name} must be an array {shape} of {' or '.join(map(str, dtypes))}, got {got}"
+            )
+        if not array.flags.writeable or not array.flags.aligned or not has_rows(array):
+            expected = "writeable and aligned, with C-contiguous rows that follow one another"
+            raise ValueError(f"the column {name} must be {expected}, got strides {array.strides}")
+    return num_rows
+
+
+def has_rows(array: np.ndarray) -> bool:
+    """Tell whether rows are C-contiguous and follow one another."""
+    if array.flags.c_contiguous:
+        return True
+    pitch, rest = divmod(array.strides[0], array.itemsize)
+    return array[0].flags.c_contiguous and not rest and pitch >= array[0].size

@@ -4,7 +4,8 @@ Where a rank has a single env, nobody there sees another one.  But a callable th
 as `lambda: env`, returns the same for other envs, and that is known before they are made.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from inspect import getclosurevars, isfunction
 
@@ -26,47 +27,35 @@ def check_instances(slices: Iterable[tuple[range, VectorEnv]]) -> None:
 
 
 class Holding:
-    """The envs that the callable of one env holds before it is called.
-
-    Parameters
-    ----------
-    env_index
-        Of a rank's first env.
-    """
+    """The envs that the callable of a rank's first env holds before it is called."""
 
     def __init__(self, make: EnvMaker, num_envs: int, env_index: int):
         self._make, self._num_envs, self._index = make, num_envs, env_index
-        self._held = set(self._held_for(env_index))
+        self._held = self._held_for(env_index)
 
     def check(self, envs: VectorEnv) -> None:
         """Raise SameEnvError if the first of these envs is held by what makes another env."""
         identity = _identity(next(iter(getattr(envs, "envs", ())), None))
-        if identity not in self._held:
-            return
-        for index in range(self._num_envs):
+        for index in range(self._num_envs) if identity in self._held else ():
             if index != self._index and identity in self._held_for(index):
                 raise _same(*sorted((index, self._index)))
 
-    def _held_for(self, env_index: int) -> Iterator[int]:
+    def _held_for(self, env_index: int) -> set[int]:
         env = self._make.env
         function = env[env_index] if isinstance(env, tuple) else env
-        if not takes_index(function):
-            yield from map(_identity, _values(function))
+        return set() if takes_index(function) else set(map(_identity, _envs_in(function)))
 
 
-def _values(function: object) -> Iterator[object]:
-    """Yield the envs to which a function refers by itself, by its defaults and by arguments that it is given."""
+def _envs_in(function: object) -> list[gymnasium.Env]:
+    """Return the envs to which a function refers by itself, by its defaults and by arguments that it is given."""
+    values: list[object] = []
     if isinstance(function, partial):
-        values = [*function.args, *function.keywords.values(), *_values(function.func)]
+        values = [*function.args, *function.keywords.values(), *_envs_in(function.func)]
     elif isfunction(function):
-        try:
+        with suppress(ValueError):  # It refers to what is not there yet.
             variables = getclosurevars(function)
-        except ValueError:  # It refers to what is not there yet.
-            return
-        values = [*variables.nonlocals.values(), *variables.globals.values(), *(function.__defaults__ or ())]
-    else:
-        return
-    yield from (value for value in values if isinstance(value, gymnasium.Env))
+            values = [*variables.nonlocals.values(), *variables.globals.values(), *(function.__defaults__ or ())]
+    return [value for value in values if isinstance(value, gymnasium.Env)]
 
 
 def _identity(env: object) -> int:

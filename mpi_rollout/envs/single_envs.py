@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 import gymnasium
 from gymnasium.error import ResetNeeded
@@ -45,28 +44,26 @@ class SingleEnv:
 
     seed: int | None
     _frame: object
-    _reset_kwargs: dict[str, Any]
 
     def take(self, env: gymnasium.Env) -> None:
         """Step this env from now on, below the wrappers of `gymnasium.make`."""
         self.env = env
         inner, self.limits = step_over_wrappers(env)
         self.step, self._reset = self._named(inner.step), self._named(inner.reset)
-        # Wrappers pass on their defaults, in an episode that nobody asked for.
-        self._reset_kwargs = {} if inner is env else {"seed": None, "options": None}
+        self._is_wrapped = inner is not env
 
     def begin_from_outside(self) -> None:
         """From now on call the reset of the outermost wrappers, which do not know of a reset yet."""
-        self._reset, self._reset_kwargs = self._named(self.env.reset), {}
+        self._reset, self._is_wrapped = self._named(self.env.reset), False
 
     def _named(self, function: Callable[Given, Result]) -> Callable[Given, Result]:
         return named(function, self.env_index) if self._is_named else function
 
     def begin(self) -> Begun:
-        """Begin an episode that nobody asked for."""
-        if self.seeds is None:
-            return self._reset(**self._reset_kwargs)
-        return self._reset(**{**self._reset_kwargs, "seed": self._draw()})
+        """Begin an episode that nobody asked for, with the arguments that reach the env in Gymnasium."""
+        if self._is_wrapped:  # Wrappers pass on their defaults.
+            return self._reset(seed=None if self.seeds is None else self._draw(), options=None)
+        return self._reset() if self.seeds is None else self._reset(seed=self._draw())
 
     def given_reset(self, seed: int | None, options: OptionsOfOne) -> Callable[[], Begun]:
         """Return a reset from outside the wrappers; called again, it begins the same episode."""

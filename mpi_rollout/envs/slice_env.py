@@ -4,7 +4,6 @@ So slices of a job's envs give the same bytes as all of them in one.  A backend 
 JAX.  What is here is the same for each of them: when episodes begin, and what is checked before a backend gets it.
 """
 
-import sys
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -14,28 +13,18 @@ from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.core.seeding import Reproducibility
-from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, set_spaces, tree_of
-from mpi_rollout.envs.inputs import Reset, Step
-from mpi_rollout.envs.rollout import RolloutColumns
+from mpi_rollout.core.spaces import Space, Tree, leaves, set_spaces, tree_of
+from mpi_rollout.envs.inputs import OptionsOfOne, Reset, Step
+from mpi_rollout.envs.rollout import RolloutColumns, num_rows_of
 from mpi_rollout.errors import ActionError, UsageError
 
 
 class Backend(Protocol):
-    """The states of the envs, and what changes them.  Its arguments were checked.
+    """The states of the envs, and what changes them.  Its arguments were checked."""
 
-    Attributes
-    ----------
-    name
-        What messages call it.
-    most_seed
-        The largest seed.
-    takes_uint8
-        See `mpi_rollout.envs.rollout.Rollout`.
-    """
-
-    name: str
+    name: str  # What messages call it.
     most_seed: float
-    takes_uint8: bool
+    takes_uint8: bool  # See `mpi_rollout.envs.rollout.Rollout`.
 
     def begin(self, seed: int, chosen: np.ndarray, episodes: np.ndarray) -> None:
         """Begin the episodes (num_envs,) int64 of the envs in a mask; this seed is used from now on.
@@ -57,17 +46,10 @@ class Backend(Protocol):
 
 
 class SliceVectorEnv(VectorEnv):
-    """Envs that begin their next episode in the step after an end.
+    """Envs that begin their next episode in the step after an end, and are a `mpi_rollout.envs.rollout.Rollout`.
 
-    The arrays that `step` and `reset` return are new each time; infos are empty.  It has `rollout` and
-    `last_observations` of `mpi_rollout.envs.rollout.Rollout` as well.
-
-    Parameters
-    ----------
-    env_indices
-        The indices of these envs among all envs of a job.
-    seed
-        Of all random numbers, from 0 to the backend's `most_seed`.
+    The arrays that `step` and `reset` return are new each time; infos are empty.  `env_indices` are those among all
+    envs of a job.
     """
 
     reproducibility = Reproducibility.EPISODE
@@ -89,7 +71,7 @@ class SliceVectorEnv(VectorEnv):
         self._row = (observations, np.zeros(shape), np.zeros(shape, np.bool_), np.zeros(shape, np.bool_))
         self._columns_of_row = RolloutColumns(*self._row)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+    def reset(self, *, seed: int | None = None, options: OptionsOfOne = None) -> Reset:
         """Begin episodes: episode 0 of each env at first and whenever there is a seed, else each env's next one.
 
         Parameters
@@ -99,10 +81,6 @@ class SliceVectorEnv(VectorEnv):
         options
             "reset_mask", (num_envs,) bool: reset these envs only; not together with a seed.
             "episodes", (num_envs,) int64: begin these episodes, to take them again.
-
-        Returns
-        -------
-        The observations of all envs, and no infos.
         """
         options = options or {}
         chosen = self._checked_mask(options.get("reset_mask"), seed)
@@ -162,7 +140,7 @@ class SliceVectorEnv(VectorEnv):
     def _checked_seed(self, seed: object) -> int:
         return checked_integer(self._backend.name, "seed", seed, 0, self._backend.most_seed)
 
-    def _checked_mask(self, mask: Any, seed: int | None) -> np.ndarray:
+    def _checked_mask(self, mask: np.ndarray | None, seed: int | None) -> np.ndarray:
         """Return the envs to reset."""
         if mask is None:
             return np.ones(self.num_envs, np.bool_)
@@ -212,45 +190,3 @@ def checked_integer(of: str, name: str, value: object, low: int, high: float) ->
         until = "on" if high == float("inf") else f"to {high:,}"
         raise UsageError(f"{name} of {of} must be an integer from {low:,} {until}, got {value!r}")
     return int(value)
-
-
-def num_rows_of(columns: RolloutColumns, num_envs: int, observation: Leaf) -> int:
-    """Return the number of steps that columns have room for.
-
-    Raises
-    ------
-    ValueError
-        They are not what `RolloutColumns` says; the message names the array.
-    """
-    num_rows = sys.maxsize  # There is room for what nobody reads.
-    flags: tuple[Any, ...] = ((), (np.dtype(np.bool_),))
-    kinds = {
-        "observations": (observation.shape, (observation.dtype,)),
-        "rewards": ((), (np.dtype(np.float64), np.dtype(np.float32))),
-        "terminations": flags,
-        "truncations": flags,
-    }
-    for name, (inner, dtypes) in kinds.items():
-        array = getattr(columns, name)
-        if array is None:
-            continue
-        if num_rows == sys.maxsize and isinstance(array, np.ndarray) and array.ndim:
-            num_rows = len(array)
-        shape = (num_rows, num_envs, *inner)
-        if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype not in dtypes:
-            got = f"{array.shape} of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
-            raise ValueError(
-                f"the column {name} must be an array {shape} of {' or '.join(map(str, dtypes))}, got {got}"
-            )
-        if not array.flags.writeable or not array.flags.aligned or not has_rows(array):
-            expected = "writeable and aligned, with C-contiguous rows that follow one another"
-            raise ValueError(f"the column {name} must be {expected}, got strides {array.strides}")
-    return num_rows
-
-
-def has_rows(array: np.ndarray) -> bool:
-    """Tell whether rows are C-contiguous and follow one another."""
-    if array.flags.c_contiguous:
-        return True
-    pitch, rest = divmod(array.strides[0], array.itemsize)
-    return array[0].flags.c_contiguous and not rest and pitch >= array[0].size

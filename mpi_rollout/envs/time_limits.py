@@ -28,12 +28,8 @@ def step_over_wrappers(env: gymnasium.Env) -> tuple[gymnasium.Env, list[wrappers
 class TimeLimits:
     """The TimeLimit wrappers that a loop steps over, counted for all envs at once.
 
-    Parameters
-    ----------
-    limits
-        Of each env, the outermost first: most envs have one, some none.
-
-    The loop counts its steps in `num_steps`.  From `next_deadline` on, it must call `apply` in every step.
+    `limits` are those of each env, the outermost first: most envs have one, some none.  The loop
+    counts its steps in `num_steps`.  From `next_deadline` on, it must call `apply` in every step.
     """
 
     def __init__(self, limits: Sequence[Sequence[wrappers.TimeLimit]]):

@@ -28,15 +28,8 @@ FINAL_OBS = "final_obs"  # Gymnasium gives the objects of this name as they are,
 def info_leaves(infos: Infos, has_final_infos: bool = False) -> tuple[Leaf, ...]:
     """Return the columns of a slot for infos; with `has_final_infos` each is there below `final_info` too.
 
-    Parameters
-    ----------
-    infos
-        "none", "all" or, e.g., `{"lives": int, "position": [float, 3], "episode/r": float}`; see `core.column_types`.
-
-    Raises
-    ------
-    UsageError
-        It is something else.
+    `infos` are "none", "all" or, e.g., `{"lives": int, "position": [float, 3], "episode/r": float}`; see
+    `core.column_types`.  Anything else is a UsageError.
     """
     if infos in ("none", "all"):
         return ()
@@ -197,12 +190,7 @@ def add_columns(infos: InfoDict, leaf: Leaf, values: np.ndarray, mask: np.ndarra
 
 
 def merge_infos(num_envs: int, slices: Iterable[tuple[slice, InfoDict]]) -> InfoDict:
-    """Make infos as Gymnasium's vector envs have them.
-
-    Parameters
-    ----------
-    slices
-        In env order: rows, and the entries of these envs, or the infos of a vector env.
+    """Make infos as Gymnasium's vector envs have them, of rows and entries, or infos of vector envs, in env order.
 
     Raises
     ------

@@ -129,13 +129,7 @@ def _extra(leaf: Leaf, given: Tree, size: int) -> np.ndarray:
 
 
 def refuse_pair(given: Tree, space: Space, size: int) -> None:
-    """Refuse what `predict` of Stable-Baselines3 returns, actions and a state, and tuples like it.
-
-    Raises
-    ------
-    ActionError
-        They are no actions of `size` envs.
-    """
+    """Refuse what `predict` of Stable-Baselines3 returns, actions and a state, and tuples like it; ActionError."""
     is_tuple = isinstance(given, tuple) and not isinstance(space, spaces.Tuple)
     if is_tuple and (len(given) != size or any(entry is None for entry in given)):
         raise ActionError(

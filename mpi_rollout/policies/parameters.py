@@ -57,10 +57,7 @@ def layout_of(parameters: Mapping[str, object]) -> Layout:
 def packed(parameters: Mapping[str, object] | Sequence[object], layout: Layout) -> np.ndarray:
     """Return arrays or tensors, by their names or in the order of the layout, as the bytes of one array.
 
-    Raises
-    ------
-    UsageError
-        They do not fit the layout; the message names the first that does not.
+    UsageError names the first that does not fit the layout.
     """
     values = _by_name(parameters, layout) if isinstance(parameters, Mapping) else _in_order(parameters, layout)
     buffer = np.zeros(sum(parameter.nbytes for parameter in layout), np.uint8)

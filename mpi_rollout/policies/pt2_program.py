@@ -22,13 +22,7 @@ from mpi_rollout.policies.weights import DTYPES, Stored, numpy_dtype, tensors_of
 
 
 class Program:
-    """A program that may be called.
-
-    Attributes
-    ----------
-    inputs
-        What it takes, by path.
-    """
+    """A program that may be called; `inputs` are what it takes, by path."""
 
     def __init__(self, content: bytes):
         members = without_folder(members_of(content))
@@ -65,12 +59,7 @@ class Program:
     def __call__(self, argument: torch.Tensor | dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Return its outputs for a tensor, or for a dict of tensors by their paths.
 
-        Raises
-        ------
-        ValueError
-            It was not exported for so many rows.
-        UsageError
-            It would take too much memory.
+        ValueError if it was not exported for so many rows, UsageError if it would take too much memory.
         """
         tensors = [argument[path] for path in self.inputs] if isinstance(argument, dict) else [argument]
         rows = len(tensors[0])

@@ -47,7 +47,7 @@ class Clock:
 
 
 def utc_now() -> str:
-    """Return the time, as ISO 8601 in UTC with seconds."""
+    """Return the time as ISO 8601, in UTC with seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

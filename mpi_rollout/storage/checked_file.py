@@ -225,19 +225,19 @@ def check_attributes(attributes: Mapping[str, object]) -> None:
     promise_of(attributes)
 
 
-def promise_of(attributes: Mapping[str, Any]) -> Reproducibility:
+def promise_of(attributes: Mapping[str, object]) -> Reproducibility:
     """Return the promise of a file's envs; files of older versions do not have it."""
     if (promised := attributes.get("reproducibility")) is None:
         is_loop = parsed(attributes, "config", dict).get("vectorization_mode") == "sync"
         return Reproducibility.EPISODE if is_loop else Reproducibility.SLICE
     try:
-        return Reproducibility(promised)
+        return Reproducibility(text(attributes, "reproducibility"))
     except ValueError as error:
         raise ContentError(f"its attribute reproducibility is {promised!r:.80}; the file is damaged") from error
 
 
 def reproducibility_of(file: h5py.File) -> Reproducibility:
-    """Return what the envs of an open file promise."""
+    """Return the promise of an open file's envs."""
     return promise_of(file.attrs)
 
 

@@ -30,6 +30,7 @@ FORMAT = "mpi_rollout"
 LISTED_SINCE = 3
 FORMAT_VERSION = max(LISTED_SINCE, NEWEST)
 SPAN_NBYTES = 2**23  # All chunks that hold one step: HDF5's readers keep 8 MiB; before version 2.0 they kept 1 MiB.
+BLOCK_NBYTES = 2**24
 CHUNK_NBYTES = 2**16  # Smaller chunks take long to write and to find.
 
 EPISODE = np.dtype(
@@ -87,11 +88,7 @@ class Schema:
     num_ranks: int
 
     def create(self, path: str, swmr_mode: bool = True, is_locked: bool = False) -> h5py.File:
-        """Make the file with all its objects, empty.
-
-        With `is_locked`, there is a file, which this process has made and locked; it is filled.  Otherwise a file of
-        another process raises FileExistsError, and is not touched.
-        """
+        """Make the file with all its objects, empty; FileExistsError if it exists and is not locked by this process."""
         # `storage.ownership` keeps runs apart, not HDF5's own locks.
         file = h5py.File(path, "w" if is_locked else "x", libver="latest", locking=False)
         file.attrs["format"] = FORMAT
@@ -257,9 +254,9 @@ def chunk_shape(num_rows: int, row: tuple[int, ...], dtype: np.dtype) -> tuple[i
     return (rows, -(-num_envs // parts), *(max(size, 1) for size in shape))
 
 
-def rows_per_block(row_nbytes: int, num_steps: int, block_nbytes: int = 2**24) -> int:
+def rows_per_block(row_nbytes: int, num_steps: int) -> int:
     """Choose a power of two, so that blocks are whole numbers of chunks; bounded in bytes, for images, and in steps."""
     rows = 1
-    while 2 * rows * row_nbytes <= block_nbytes and rows < min(num_steps, 1024):
+    while 2 * rows * row_nbytes <= BLOCK_NBYTES and rows < min(num_steps, 1024):
         rows *= 2
     return rows

@@ -8,7 +8,7 @@ import atexit
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import h5py
 import numpy as np
@@ -111,7 +111,7 @@ class StoredRun:
         """Return the chunks of a column."""
         return self._chunks.chunks(f"trajectories/{name}")
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the state of a copy in another process, which opens the file itself."""
         return self.__dict__ | {"_file": None, "_stored": None, "path": os.path.abspath(self.path)}
 

@@ -109,10 +109,7 @@ class ValueCheck:
 class ValueChecks:
     """Counts the wrong values of a file; ContentError if the root group's attributes describe no space.
 
-    Attributes
-    ----------
-    warnings
-        What the user must know, once for each leaf and kind; who says it removes it.
+    `warnings` are what the user must know, once for each leaf and kind; who says it removes it.
     """
 
     def __init__(self, attributes: Mapping[str, object]):

@@ -89,12 +89,11 @@ gymnasium.register(
 """
 
 
-@pytest.mark.mpi(1, 2)
+@pytest.mark.mpi(2)
 @pytest.mark.parametrize(
     ("env_id", "mode", "entry_point"),
-    [("Class-v0", "sync", "envs:Counting"), ("Vector-v0", "sync", "own:<lambda>"),
-     ("Vector-v0", "vector_entry_point", "own:<lambda>")],
-)  # fmt: skip
+    [("Class-v0", "sync", "envs:Counting"), ("Vector-v0", "vector_entry_point", "own:<lambda>")],
+)
 def test_envs_that_are_registered_with_a_class_or_a_lambda_run(
     job: Job, num_ranks: int, env_id: str, mode: str, entry_point: str
 ):
@@ -133,14 +132,12 @@ def test_envs_differ_by_index_and_the_data_are_those_of_any_number_of_ranks(job:
     sizes = ("--num-envs", "5", "--num-steps", "20", "--progress", "none", "--measure-limit", "--limit-s", "0.01")
     indexed = ("--env-factory", "levels:by_index", "--env-kwargs", '{"gain": 3}')
     listed = ("--env-factory", "levels:Level", "--env-kwargs", json.dumps([{"level": 3 * n} for n in range(5)]))
-    first, *others = (
-        datasets(job.collect(num_ranks, *env, *sizes, out=f"{number}.h5"))
-        for number, (num_ranks, env) in enumerate([(None, indexed), (2, indexed), (3, listed)])
+    first, other = (
+        datasets(job.collect(num_ranks, *env, *sizes, out=f"{num_ranks}.h5"))
+        for num_ranks, env in [(None, indexed), (3, listed)]
     )
-    rewards = first["rewards"]
-    assert set(rewards[0]) == {0, 3, 6, 9, 12} and (rewards[0] == [0, 3, 6, 9, 12]).all()
-    for other in others:
-        assert_same_bytes(first, other)
+    assert first["rewards"][0].tolist() == [0, 3, 6, 9, 12]
+    assert_same_bytes(first, other)
 
 
 def test_a_replay_makes_the_env_of_each_index(job: Job):

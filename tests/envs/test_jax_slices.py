@@ -17,7 +17,7 @@ jax = pytest.importorskip("jax")
 
 from jax_envs import HOP, Growing, Hop, Nested, Slow, hops  # noqa: E402
 
-from mpi_rollout.envs.jax_slices import scan  # noqa: E402
+from mpi_rollout.envs.jax_slices import backend  # noqa: E402
 
 NUM_ENVS = 37  # More than are reset at once.
 ACTIONS = np.random.default_rng(0).integers(0, 2, (90, NUM_ENVS))
@@ -75,19 +75,19 @@ def assert_as_alone(env: Any, rows: Rows, first: np.ndarray, seed: int, limit: i
             assert np.array_equal(got[:, place], np.stack(wanted)), place
 
 
-@pytest.mark.parametrize(("kind", "limit"), [(Hop, None), (Hop, 5), (Slow, None), (Slow, 2)])
+@pytest.mark.parametrize(("kind", "limit"), [(Hop, 5), (Slow, None)])
 def test_steps_are_those_of_the_env_alone(kind: type[Hop], limit: int | None):
     env = kind()
     envs = jax_slice(env, range(NUM_ENVS), 7, max_episode_steps=limit)
     first, infos = envs.reset(seed=7)
-    rows = stepped(envs, ACTIONS[:40])
+    rows = stepped(envs, ACTIONS[:30])
     assert infos == {} and isinstance(envs, Rollout) and envs.reproducibility == Reproducibility.EPISODE
     assert rows[0].dtype == np.float32 and rows[1].dtype == np.float64
-    assert_as_alone(env, rows, first, 7, limit, (0, 5, NUM_ENVS - 1))
+    assert_as_alone(env, rows, first, 7, limit, (0, NUM_ENVS - 1))
     assert rows[2].sum() + rows[3].sum() > NUM_ENVS
 
 
-@pytest.mark.parametrize("length", [1, 7, 64, 90])
+@pytest.mark.parametrize("length", [7, 90])
 def test_a_rollout_gives_the_same_as_steps(length: int):
     envs, others = hops(range(NUM_ENVS), 3), hops(range(NUM_ENVS), 3)
     envs.reset()
@@ -102,31 +102,31 @@ def test_another_number_of_steps_compiles_nothing():
     envs = hops(range(NUM_ENVS), 3)
     envs.reset()
     rolled(envs, ACTIONS, 64)
-    before = scan.advance._cache_size(), scan.begin._cache_size()
+    before = backend.advance._cache_size(), backend.begin._cache_size()
     rolled(envs, ACTIONS, 9)
     stepped(envs, ACTIONS[:3])
     others = hops(range(NUM_ENVS, 2 * NUM_ENVS), 4)
     others.reset(seed=5)
     others.step(ACTIONS[0])
-    assert (scan.advance._cache_size(), scan.begin._cache_size()) == before
+    assert (backend.advance._cache_size(), backend.begin._cache_size()) == before
 
 
 @pytest.mark.parametrize("has_observations", [True, False])
 def test_what_steps_need_can_be_compiled_before_the_first_of_them(has_observations: bool):
     envs, others = (jax_slice(Hop(), range(NUM_ENVS), 3) for _ in range(2))
     envs.compile_steps(has_observations)
-    before = scan.advance._cache_size(), scan.begin._cache_size()
+    before = backend.advance._cache_size(), backend.begin._cache_size()
     first, _ = envs.reset()
     rewards = np.zeros((9, NUM_ENVS))
     rows = rolled(envs, ACTIONS[:9], 9) if has_observations else (None, rewards)
     if not has_observations:
         envs.rollout(ACTIONS[:9], RolloutColumns(rewards=rewards))
-    assert (scan.advance._cache_size(), scan.begin._cache_size()) == before
+    assert (backend.advance._cache_size(), backend.begin._cache_size()) == before
     assert np.array_equal(first, others.reset()[0])
     assert np.array_equal(rows[1], rolled(others, ACTIONS[:9], 9)[1])
 
 
-@pytest.mark.parametrize("cut", [1, 18, 30])
+@pytest.mark.parametrize("cut", [1, 18])
 def test_any_slice_gives_the_same(cut: int):
     whole = hops(range(NUM_ENVS), 3)
     whole.reset()

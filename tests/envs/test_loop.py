@@ -1,6 +1,6 @@
 """The loop gives, bit for bit, what Gymnasium's `SyncVectorEnv` gives."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from types import SimpleNamespace
@@ -157,7 +157,7 @@ def test_the_loop_gives_what_gymnasium_gives(name: str, mode: AutoresetMode):
     loop = LoopVectorEnv([MAKES[name]] * 3, autoreset_mode=mode)
     oracle = SyncVectorEnv([ORACLES[name]] * 3, autoreset_mode=mode)
     assert_same(loop, loop.reset(seed=5), oracle.reset(seed=5))
-    assert assert_same_steps(loop, oracle, 600 if name == "Acrobot" else 250) >= 3
+    assert assert_same_steps(loop, oracle, 600 if name == "Acrobot" else 210) >= 3
     assert_same_generators(loop, oracle)
 
 
@@ -175,30 +175,20 @@ def seeded_pair(
 def test_the_loop_takes_an_episodes_seed_at_each_reset(name: str, mode: AutoresetMode):
     loop, oracle = seeded_pair(MAKES[name], mode, 3, 4)
     assert_same(loop, loop.reset(), oracle.reset())
-    assert assert_same_steps(loop, oracle, 300) >= 3
+    assert assert_same_steps(loop, oracle, 210) >= 3
     assert_same(loop, loop.reset(seed=[3, None, 8]), oracle.reset(seed=[3, None, 8]))
-    assert assert_same_steps(loop, oracle, 300) >= 3
+    assert_same_steps(loop, oracle, 30)
     assert_same_generators(loop, oracle)
 
 
-@in_every_mode
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize(("name", "mode"), [("HumanoidStandup", SAME_STEP), ("Breakout", NEXT_STEP)])
 def test_the_loop_gives_what_gymnasium_gives_for_simulators(name: str, mode: AutoresetMode):
     package, make = SLOW[name]
     pytest.importorskip(package)
-    loop, oracle = pair(make, mode, num_envs=2)
-    assert_same(loop, loop.reset(seed=1), oracle.reset(seed=1))
-    assert assert_same_steps(loop, oracle, 130) >= 4
-    assert_same_generators(loop, oracle)
-
-
-@pytest.mark.parametrize("name", SLOW)
-def test_the_loop_takes_an_episodes_seed_at_each_reset_of_a_simulator(name: str):
-    package, make = SLOW[name]
-    pytest.importorskip(package)
-    loop, oracle = seeded_pair(make, NEXT_STEP, 2, 2)
-    assert_same(loop, loop.reset(), oracle.reset())
-    assert assert_same_steps(loop, oracle, 130) >= 4
+    for loop, oracle in (pair(make, mode, num_envs=2), seeded_pair(make, mode, 2, 2)):
+        assert_same(loop, loop.reset(seed=1), oracle.reset(seed=1))
+        assert assert_same_steps(loop, oracle, 65) >= 2
+        assert_same_generators(loop, oracle)
 
 
 @in_every_mode
@@ -207,24 +197,15 @@ def test_envs_may_have_time_limits_of_their_own(mode: AutoresetMode):
     makes.append(lambda: gymnasium.make("Pendulum-v1").unwrapped)
     loop, oracle = LoopVectorEnv(makes, autoreset_mode=mode), SyncVectorEnv(makes, autoreset_mode=mode)
     assert_same(loop, loop.reset(seed=0), oracle.reset(seed=0))
-    assert assert_same_steps(loop, oracle, 450) > 150
+    assert assert_same_steps(loop, oracle, 210) > 60
 
 
 @in_every_mode
 def test_a_reset_in_mid_episode_starts_all_episodes_and_time_limits_anew(mode: AutoresetMode):
     loop, oracle = pair(partial(gymnasium.make, "CartPole-v1", max_episode_steps=12), mode)
-    for num_steps in (5, 13, 40):
+    for num_steps in (5, 12, 13, 40):  # The second reset comes right after an end, and is one reset.
         assert_same(loop, loop.reset(seed=num_steps), oracle.reset(seed=num_steps))
         assert_same_steps(loop, oracle, num_steps)
-
-
-@in_every_mode
-def test_a_reset_right_after_an_end_is_one_reset(mode: AutoresetMode):
-    loop, oracle = pair(test_envs.Counting, mode)
-    assert_same(loop, loop.reset(seed=0), oracle.reset(seed=0))
-    assert_same_steps(loop, oracle, 3)
-    assert_same(loop, loop.reset(), oracle.reset())
-    assert_same_steps(loop, oracle, 20)
 
 
 @in_every_mode
@@ -245,12 +226,6 @@ def test_reset_without_a_seed_goes_on_with_the_envs_own_generators():
         assert_same(loop, loop.reset(**given), oracle.reset(**given))
         assert_same_steps(loop, oracle, 60)
     assert_same_generators(loop, oracle)
-
-
-def test_reset_refuses_a_list_of_seeds_of_another_length():
-    loop = LoopVectorEnv([test_envs.Counting] * 3)
-    with pytest.raises(ValueError, match=r"^seed must be an integer or a list with one for each of 3 envs, got 2$"):
-        loop.reset(seed=[1, 2])
 
 
 def masked(mask: list[bool], **options: Any) -> dict[str, Any]:
@@ -470,14 +445,10 @@ def test_call_get_attr_and_set_attr_reach_the_envs_as_in_gymnasium():
     assert assert_same_steps(loop, oracle, 30) > 3
 
 
-def test_set_attr_refuses_a_list_of_another_length():
-    loop = LoopVectorEnv([test_envs.Telling] * 3)
-    with pytest.raises(ValueError, match=r"^values of set_attr must be one or a list with one .* 3 envs, got 2$"):
-        loop.set_attr("mass", [1, 2])
-
-
 def test_what_an_env_raises_when_called_is_raised_as_it_is():
     loop = LoopVectorEnv([test_envs.Telling] * 2)
+    with pytest.raises(ValueError, match=r"^values of set_attr must be one or a list with one .* 2 envs, got 3$"):
+        loop.set_attr("mass", [1, 2, 3])
     with pytest.raises(TypeError, match="weigh"):
         loop.call("weigh")
     with pytest.raises(AttributeError, match="nowhere"):
@@ -701,16 +672,6 @@ def test_an_env_that_calls_exit_is_an_error():
         stepped(leave)
 
 
-def test_an_error_in_a_reset_names_the_env():
-    class Stuck(test_envs.Counting):
-        def reset(self, **kwargs):
-            raise FileNotFoundError("no model")
-
-    loop = LoopVectorEnv([test_envs.Counting, Stuck], first_env_index=4)
-    with pytest.raises(EnvError, match=r"^env 5, reset: FileNotFoundError: no model$"):
-        loop.reset()
-
-
 def test_envs_with_different_spaces_are_refused():
     makes = [partial(gymnasium.make, "CartPole-v1"), partial(gymnasium.make, "Acrobot-v1")]
     with pytest.raises(UsageError, match=r"^all envs must have the same observation_space, env 6 has .* env 7 has "):
@@ -724,6 +685,10 @@ def test_an_error_in_a_reset_after_an_end_names_the_env():
                 raise FileNotFoundError("no model")
             return super().reset(**kwargs)
 
+    loop = LoopVectorEnv([test_envs.Counting, Stuck], first_env_index=4)
+    loop.reset()
+    with pytest.raises(EnvError, match=r"^env 5, reset: FileNotFoundError: no model$"):
+        loop.reset()
     for mode, num_steps in ((NEXT_STEP, 4), (SAME_STEP, 3)):
         loop = LoopVectorEnv([test_envs.Counting, Stuck], first_env_index=4, autoreset_mode=mode)
         loop.reset(seed=[1, 0])
@@ -775,18 +740,6 @@ def test_a_final_observation_that_does_not_fit_is_refused_with_the_name_of_its_e
             loop.step(np.full(2, 2))
 
 
-def test_a_leaf_of_a_final_observation_that_does_not_fit_is_refused_with_its_name():
-    class Bent(test_envs.Nested):
-        def observe(self):
-            return super().observe() | ({"half": "much"} if self.step_number == 3 else {})
-
-    loop = LoopVectorEnv([test_envs.Nested, Bent], autoreset_mode=SAME_STEP)
-    loop.reset(seed=[1, 0])
-    with pytest.raises(DataError, match=r"^env 1: its observation 'half' should be float16 of shape \(\), got <U4"):
-        for _ in range(3):
-            loop.step(loop.action_space.sample())
-
-
 @pytest.mark.parametrize(
     ("info", "message"),
     [
@@ -799,21 +752,6 @@ def test_a_leaf_of_a_final_observation_that_does_not_fit_is_refused_with_its_nam
 def test_an_info_that_does_not_fit_is_refused_with_the_name_of_its_env(info: Any, message: str):
     with pytest.raises(DataError, match=rf"^env 11: its info should be a dict, its values of the types .*, {message}"):
         stepped(replaced(4, info))
-
-
-def test_episode_seeds_are_taken_only_where_an_episode_begins():
-    taken: list[int] = []
-
-    def counted(seeds: Iterator[int]) -> Iterator[int]:
-        for seed in seeds:
-            taken.append(seed)
-            yield seed
-
-    loop = LoopVectorEnv([test_envs.Counting], seeds=[counted(iter([5, 15, 25]))])
-    loop.reset()
-    for num_taken in (1, 1, 1, 2, 2, 2, 2, 3):  # Episodes of three steps; the step after each takes a seed.
-        loop.step(np.array([2]))
-        assert len(taken) == num_taken
 
 
 def test_actions_reach_the_envs_in_their_own_form():

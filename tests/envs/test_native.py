@@ -67,10 +67,9 @@ def test_envs_that_promise_it_give_the_same_in_any_slice(maker: EnvMaker):
     assert whole.reproducibility != Reproducibility.SLICE
     expected = rows_of(whole, 7)
     assert len(set(expected)) > 3  # Atari games differ little at first.
-    for mine in (range(2), range(2, 6)):
-        part = maker.native(mine, 7)
-        assert rows_of(part, 7, mine.start) == expected[mine.start : mine.stop]
-        part.close()
+    part = maker.native(range(2, 6), 7)
+    assert rows_of(part, 7, 2) == expected[2:]
+    part.close()
     assert rows_of(whole, 8) != expected
     assert rows_of(whole, 7) == expected
     whole.close()
@@ -193,10 +192,10 @@ def test_seeds_of_envs_have_31_bits_and_do_not_depend_on_the_slice():
 def test_the_threads_are_those_asked_for_or_the_ranks_share(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("envpool")
     asked = EnvMaker("CartPole-v1", vectorization_mode="envpool", num_threads=3).native(range(2))
-    assert asked._envs._pool.spec.config.num_threads == 3
+    assert asked.env._pool.spec.config.num_threads == 3
     monkeypatch.setattr("mpi_rollout.envs.env_maker.share_of_cores", lambda num_local: 5)
     by_itself = EnvMaker("CartPole-v1", vectorization_mode="envpool").native(range(2))
-    assert by_itself._envs._pool.spec.config.num_threads == 5
+    assert by_itself.env._pool.spec.config.num_threads == 5
 
 
 @pytest.mark.parametrize(("asked", "seen"), [(3, {"3"}), (None, {"5", "7"})])

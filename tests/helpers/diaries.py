@@ -38,7 +38,9 @@ class Diary:
     def _begin(self, env: int, observations: Any, row: int, seed: int = -1) -> None:
         if self.episodes[env] and not self.episodes[env][-1]["rewards"]:
             self.episodes[env].pop()
-        first = [np.array(leaf.of(observations)[row]) for leaf in self._leaves]
+        self._add_episode(env, [np.array(leaf.of(observations)[row]) for leaf in self._leaves], seed)
+
+    def _add_episode(self, env: int, first: list[np.ndarray], seed: int = -1) -> None:
         empty: Episode = {"observations": [first], "actions": [], "rewards": []}
         self.episodes[env].append({**empty, "terminated": False, "truncated": False, "seed": seed})
 
@@ -70,16 +72,7 @@ class Diary:
         was_ended, self.ended[env] = self.ended[env], end or cut
         seen = [np.array(array) for array in seen]
         if was_ended and self.mode == AutoresetMode.NEXT_STEP:
-            self.episodes[env].append(
-                {
-                    "observations": [seen],
-                    "actions": [],
-                    "rewards": [],
-                    "terminated": False,
-                    "truncated": False,
-                    "seed": -1,
-                }
-            )
+            self._add_episode(env, seen)
             return
         episode = self.episodes[env][-1]
         episode["actions"].append([np.array(action) for action in actions])
@@ -89,16 +82,7 @@ class Diary:
             final = infos["final_obs"][row]
             episode["observations"].append([np.array(leaf.of(final)) for leaf in self._leaves])
             self.ended[env] = False
-            self.episodes[env].append(
-                {
-                    "observations": [seen],
-                    "actions": [],
-                    "rewards": [],
-                    "terminated": False,
-                    "truncated": False,
-                    "seed": -1,
-                }
-            )
+            self._add_episode(env, seen)
         else:
             episode["observations"].append(seen)
 

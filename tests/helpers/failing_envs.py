@@ -26,10 +26,9 @@ def failing(how, rank=None, after=2, image=True):
     return bad(how, after) if rank in (None, RANK) else good()
 
 
-def dying(after, how="kill", image=False):
+def dying(after, how="kill"):
     """An env that ends its process; `after` has the steps after which it does so, by rank, the first env's."""
-    good, bad = (Image, TimedImage) if image else (Nested, TimedNested)
-    return bad(how, after[str(RANK)]) if str(RANK) in after else good()
+    return TimedNested(how, after[str(RANK)]) if str(RANK) in after else Nested()
 
 
 @cache

@@ -5,7 +5,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
@@ -44,6 +44,16 @@ def connect(env: str, num_envs: int, **options: Any) -> Any:
     """`mpi_rollout.connect`, with `module:callable` for what is not registered."""
     is_registered = not env.startswith(("envs:", "failing_envs:", "seeded_faults:"))
     return mpi_rollout.connect(env if is_registered else load_callable(env, "env"), num_envs, **options)
+
+
+def each_of(ways: Iterable[tuple[str, int, dict[str, Any]]], use: Callable[[MPIVectorEnv], Any]) -> list[Any]:
+    """What using the envs gives on the root, for one connection after the other: env, num_envs, options."""
+    found = []
+    for env, num_envs, options in ways:
+        with connect(env, num_envs, **options) as envs:
+            if envs is not None:
+                found.append(use(envs))
+    return found
 
 
 def runs(commands: Sequence[Sequence[str]], num_rows: int | None = None) -> list[int]:
@@ -90,9 +100,7 @@ def recordings(cases: Sequence[tuple[str, int, int, dict[str, Any]]]) -> list[An
     """What `oracle.record` gives for one connection after the other: env, num_envs, num_steps, options."""
     found = []
     for env, num_envs, num_steps, options in cases:
-        with connect(env, num_envs, **options) as envs:
-            if envs is not None:
-                found.append(record(envs, num_steps))
+        found += each_of([(env, num_envs, options)], partial(record, num_steps=num_steps))
     return found
 
 
@@ -121,9 +129,7 @@ def walks(cases: Sequence[tuple[str, int, int, dict[str, Any]]]) -> list[Any]:
     """`walk_in_parts` for one connection after the other: env, num_envs, num_steps, options."""
     found = []
     for env, num_envs, num_steps, options in cases:
-        with connect(env, num_envs, **options) as envs:
-            if envs is not None:
-                found.append(walk_in_parts(envs, num_steps))
+        found += each_of([(env, num_envs, options)], partial(walk_in_parts, num_steps=num_steps))
     return found
 
 
@@ -137,12 +143,8 @@ def diaries(cases: Sequence[tuple[str, int, str, dict[str, Any]]], num_rows: int
 
 def views_that_live(num_envs: int, num_recvs: int, ways: Sequence[dict[str, Any]]) -> list[tuple[list[bool], ...]]:
     """With views: is each env's observation the same when the next one comes, and does the one after overwrite it?"""
-    found = []
-    for options in ways:
-        with connect("envs:Counting", num_envs, copy=False, **options) as envs:
-            if envs is not None:
-                found.append(_watch_views(envs, num_recvs))
-    return found
+    cases = [("envs:Counting", num_envs, {"copy": False, **options}) for options in ways]
+    return each_of(cases, lambda envs: _watch_views(envs, num_recvs))
 
 
 def _watch_views(envs: MPIVectorEnv, num_recvs: int) -> tuple[list[bool], list[bool]]:
@@ -199,22 +201,13 @@ def _pass(envs: MPIVectorEnv, num_others: int, least: int) -> tuple[list[int], i
 
 def facts(ways: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """`oracle.facts_of` for some ways to connect."""
-    found = []
-    for options in ways:
-        with connect("envs:Agreeing", 7, env_kwargs={"render_mode": "ansi"}, **options) as envs:
-            if envs is not None:
-                found.append(facts_of(envs))
-    return found
+    kwargs = {"render_mode": "ansi"}
+    return each_of([("envs:Agreeing", 7, {"env_kwargs": kwargs, **options}) for options in ways], facts_of)
 
 
 def resets(ways: Sequence[dict[str, Any]]) -> list[list[Any]]:
     """`oracle.resets_of` for some ways to connect."""
-    found = []
-    for options in ways:
-        with connect("envs:Agreeing", 7, **options) as envs:
-            if envs is not None:
-                found.append(resets_of(envs))
-    return found
+    return each_of([("envs:Agreeing", 7, options) for options in ways], resets_of)
 
 
 def wrapped(cases: Sequence[tuple[str, dict[str, Any]]], num_envs: int, num_steps: int) -> list[list[Any]]:
@@ -276,13 +269,9 @@ def past_failures(ways: Sequence[dict[str, Any]]) -> list[list[tuple[str, str, l
     """Of each env that fails, in a step and in a reset, for some ways to connect: what the failure raised, what a step
     raised after it, and `oracle.record` of a new beginning.
     """
-    found = []
-    for options in ways:
-        with connect("envs:Stumbling", 7, **options) as envs:
-            if envs is not None:
-                places = [(index, where) for index in range(7) for where in ("step", "reset")]
-                found.append([_past_failure(envs, *place) for place in places])
-    return found
+    places = [(index, where) for index in range(7) for where in ("step", "reset")]
+    cases = [("envs:Stumbling", 7, options) for options in ways]
+    return each_of(cases, lambda envs: [_past_failure(envs, *place) for place in places])
 
 
 def _past_failure(envs: MPIVectorEnv, index: int, where: str) -> tuple[str, str, list[Any]]:
@@ -302,12 +291,8 @@ def _past_failure(envs: MPIVectorEnv, index: int, where: str) -> tuple[str, str,
 def past_interrupts(ways: Sequence[dict[str, Any]], num_interrupts: int = 24) -> list[list[Any]]:
     """`oracle.record` after each of some interrupts, wherever the trainer then is: in a call of the envs or outside."""
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-    found = []
-    for options in ways:
-        with connect("CartPole-v1", 7, **options) as envs:
-            if envs is not None:
-                found.append([_past_interrupt(envs, number) for number in range(num_interrupts)])
-    return found
+    cases = [("CartPole-v1", 7, options) for options in ways]
+    return each_of(cases, lambda envs: [_past_interrupt(envs, number) for number in range(num_interrupts)])
 
 
 def _past_interrupt(envs: MPIVectorEnv, number: int) -> Any:

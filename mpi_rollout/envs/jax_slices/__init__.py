@@ -3,6 +3,7 @@
 The functions are what `--env-factory` names.  JAX is imported when envs are made.
 """
 
+from collections.abc import Hashable
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
@@ -16,9 +17,12 @@ from mpi_rollout.errors import Option, UsageError
 from mpi_rollout.text import first_line
 
 INSTALLS = {"jax": "'mpi_rollout[jax]'", "gymnax": "gymnax six", "brax": "brax"}
+# JAX is not imported here.
 Key: TypeAlias = Any  # A key of `jax.random`.
 State: TypeAlias = Any  # A tree of arrays.
-Array: TypeAlias = Any
+Array: TypeAlias = Any  # Or arrays in dicts and tuples.
+Infos = dict[str, Array]
+Kwargs = tuple[tuple[str, Hashable], ...]
 
 
 class FunctionalEnv(Protocol):
@@ -28,10 +32,10 @@ class FunctionalEnv(Protocol):
     tree of arrays; those that `step` returns have the shapes and dtypes of those that `reset` returns.
     """
 
-    def reset(self, key: Key) -> tuple[Any, State]:
+    def reset(self, key: Key) -> tuple[Array, State]:
         """Return the first observation and the state of an episode."""
 
-    def step(self, key: Key, state: State, action: Any) -> tuple[Any, State, Array, Array, dict[str, Any]]:
+    def step(self, key: Key, state: State, action: Array) -> tuple[Array, State, Array, Array, Infos]:
         """Return the observation, the next state, the reward, whether the episode is over, and infos.
 
         Where a time limit of its own may end an episode, the info "truncated" tells that.  An episode that is over
@@ -48,10 +52,10 @@ class GymnaxEnv:
         self.observation_space = space_of_gymnax(env.observation_space(params))
         self.action_space = space_of_gymnax(env.action_space(params))
 
-    def reset(self, key: Key) -> tuple[Any, State]:
+    def reset(self, key: Key) -> tuple[Array, State]:
         return self._env.reset_env(key, self._params)
 
-    def step(self, key: Key, state: State, action: Any) -> tuple[Any, State, Array, Array, dict[str, Any]]:
+    def step(self, key: Key, state: State, action: Array) -> tuple[Array, State, Array, Array, Infos]:
         observation, after, reward, terminated, _ = self._env.step_env(key, state, action, self._params)
         truncated = self._env.is_truncated(after, self._params)
         return observation, after, reward, terminated | truncated, {"terminated": terminated, "truncated": truncated}
@@ -67,11 +71,11 @@ class BraxEnv:
         self._env = env
         self.action_space = spaces.Box(-1.0, 1.0, (env.action_size,), np.float32)
 
-    def reset(self, key: Key) -> tuple[Any, State]:
+    def reset(self, key: Key) -> tuple[Array, State]:
         state = self._env.reset(key)
         return state.obs, state
 
-    def step(self, key: Key, state: State, action: Any) -> tuple[Any, State, Array, Array, dict[str, Any]]:
+    def step(self, key: Key, state: State, action: Array) -> tuple[Array, State, Array, Array, Infos]:
         after = self._env.step(state, action)
         return after.obs, after, after.reward, after.done, {}
 
@@ -94,17 +98,14 @@ def jax_slice(
     Parameters
     ----------
     env
-        It has `reset(key)` and `step(key, state, action)`, see `FunctionalEnv`.  Code that was compiled for
-        an env is used again for the same object.
+        Code that was compiled for it is used again for the same object.
     env_indices
         The indices of these envs among all envs of a job.
-    seed
-        Of the run, from 0 on.
     observation_space, action_space
-        Of one env, of Gymnasium; by default those that `env` has.  An env without an observation space gets a Box
-        without bounds.
+        Gymnasium's, of one env; by default those that `env` has.  Without an observation space, it is a Box without
+        bounds.
     max_episode_steps
-        The time limit: an episode is truncated in this step.
+        An episode is truncated in this step.
 
     Raises
     ------
@@ -120,41 +121,30 @@ def gymnax(
     env_indices: range,
     seed: int,
     task: str,
-    params: dict[str, Any] | None = None,
+    params: dict[str, Hashable] | None = None,
     max_episode_steps: int | None = None,
-    **kwargs: Any,
+    **kwargs: Hashable,
 ) -> VectorEnv:
-    """Return envs of gymnax, such as "CartPole-v1" or "Breakout-MinAtar".
+    """Return envs of gymnax, such as "CartPole-v1" or "Breakout-MinAtar"; `kwargs` are for the task's class.
 
-    An episode that gymnax ends by its own limit (`params.max_steps_in_episode`) is truncated.
-
-    Parameters
-    ----------
-    params
-        Those that are not the task's default ones.
-    max_episode_steps
-        A further time limit.
-    **kwargs
-        Of the task's class.
+    `params` are those that are not the task's default ones.  An episode that gymnax ends by its own limit
+    (`params.max_steps_in_episode`) is truncated; `max_episode_steps` is a further limit.
     """
     env = _gymnax_env(task, _frozen(params or {}), _frozen(kwargs))
     return jax_slice(env, env_indices, seed, max_episode_steps=max_episode_steps)
 
 
-def brax(env_indices: range, seed: int, task: str, max_episode_steps: int | None = 1000, **kwargs: Any) -> VectorEnv:
-    """Return envs of brax, such as "inverted_pendulum" or "ant".
+def brax(
+    env_indices: range, seed: int, task: str, max_episode_steps: int | None = 1000, **kwargs: Hashable
+) -> VectorEnv:
+    """Return envs of brax, such as "inverted_pendulum"; `kwargs` are for the task's class (`backend="spring"`).
 
-    Parameters
-    ----------
-    max_episode_steps
-        The time limit, by default that of brax's own training.
-    **kwargs
-        Of the task's class, such as `backend="spring"`.
+    The default time limit is that of brax's own training.
     """
     return jax_slice(_brax_env(task, _frozen(kwargs)), env_indices, seed, max_episode_steps=max_episode_steps)
 
 
-def _frozen(kwargs: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+def _frozen(kwargs: dict[str, Hashable]) -> Kwargs:
     try:
         hash(tuple(kwargs.values()))
     except TypeError as error:
@@ -163,7 +153,7 @@ def _frozen(kwargs: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 @lru_cache(maxsize=16)  # The same object again, for whose sake nothing is compiled again.
-def _gymnax_env(task: str, params: tuple[tuple[str, Any], ...], kwargs: tuple[tuple[str, Any], ...]) -> FunctionalEnv:
+def _gymnax_env(task: str, params: Kwargs, kwargs: Kwargs) -> FunctionalEnv:
     _imported("jax", "jax")
     library = _imported("gymnax", "gymnax")
     _check_task("gymnax", task, list(library.registered_envs))
@@ -178,7 +168,7 @@ def _gymnax_env(task: str, params: tuple[tuple[str, Any], ...], kwargs: tuple[tu
 
 
 @lru_cache(maxsize=16)
-def _brax_env(task: str, kwargs: tuple[tuple[str, Any], ...]) -> FunctionalEnv:
+def _brax_env(task: str, kwargs: Kwargs) -> FunctionalEnv:
     _imported("jax", "jax")
     library = _imported("brax.envs", "brax")
     _check_task("brax", task, list(library._envs))  # There is no public list.

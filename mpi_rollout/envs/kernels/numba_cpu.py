@@ -18,8 +18,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from mpi_rollout.envs.kernels import cartpole
 from mpi_rollout.envs.kernels.cartpole import Table, Task, new_table
-from mpi_rollout.envs.rollout import RolloutColumns
-from mpi_rollout.envs.slice_env import has_rows
+from mpi_rollout.envs.rollout import RolloutColumns, has_rows
 
 BLOCK = 256
 # Without NumPy's error model each division has a branch, and nothing is vectorized.
