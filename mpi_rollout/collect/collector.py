@@ -190,7 +190,7 @@ class Collector:
 
     def _lay(self, lane: Lane, step: int, num_rows: int) -> None:
         block, row = self._blocks.at(step)
-        after, _ = self._blocks.at(step + num_rows)
+        after = block if row + num_rows < block.num_rows else self._blocks.at(step + num_rows)[0]
         unpacker, num_here = self._unpackers[block][lane], num_rows - (after is not block)
         if num_here:
             unpacker.lay_observations(row + 1, 0, num_here)

@@ -7,6 +7,7 @@ Episodes are made of the spans in which they end.
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -98,6 +99,9 @@ class Reading:
 
     def episodes(self) -> Iterator[Episode]:
         """Iterate over the episodes, while the file is read once."""
+        return chain.from_iterable(self._by_span())  # Without a step in Python for each.
+
+    def _by_span(self) -> Iterator[Iterable[Episode]]:
         ends = self.rows["start"] + self.rows["length"]
         if not len(ends):
             return
@@ -109,7 +113,7 @@ class Reading:
             active = np.concatenate([active, by_start[num_begun:stop]])
             num_begun, is_over = stop, ends[active] <= span.stop
             if len(active):
-                yield from self._of_span(span, np.sort(active[is_over]), active[~is_over])
+                yield self._of_span(span, np.sort(active[is_over]), active[~is_over])
             active = active[~is_over]
 
     def _of_span(self, span: StepSpan, over: np.ndarray, running: np.ndarray) -> Iterable[Episode]:

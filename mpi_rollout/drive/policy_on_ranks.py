@@ -71,7 +71,7 @@ class PolicyOnRanks:
         self._version_of[lane] = self.version
 
     def version_of(self, lane: Lane) -> int:
-        """Return how many times the policy that chose a lane's last actions had got new parameters."""
+        """Return the version of the policy that chose a lane's last actions: how often it had got new parameters."""
         return self._version_of.get(lane, 0)
 
 

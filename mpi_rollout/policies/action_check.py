@@ -34,7 +34,7 @@ class ActionReader:
     def __init__(self, single_space: spaces.Space, mode: str = "check", action: str = OF_POLICY):
         self._space = single_space
         pairs = zip(leaves(single_space), leaf_spaces(single_space), strict=True)
-        self._columns = [Column(leaf, space, mode, action) for leaf, space in pairs]
+        self._columns = [ActionColumn(leaf, space, mode, action) for leaf, space in pairs]
         self._is_single = not isinstance(single_space, spaces.Dict | spaces.Tuple)
 
     def __call__(self, actions: object, env_indices: EnvIndices) -> list[np.ndarray]:
@@ -121,7 +121,7 @@ def _of_each(leaf: Leaf, samples: Sequence[object]) -> list[object]:
     return [leaf.of(sample) for sample in samples]
 
 
-class Column:
+class ActionColumn:
     """A leaf of the actions, and how its arrays are checked."""
 
     def __init__(self, leaf: Leaf, space: spaces.Space, mode: str, action: str):

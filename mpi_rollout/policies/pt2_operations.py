@@ -134,7 +134,7 @@ def read_operations(nodes: list[JsonObject], kept: set[str]) -> list[Operation]:
 
 
 def _call_of(target: str) -> tuple[Callable[..., Value], list[str]]:
-    """Return what an operation calls, and the names of its arguments, if it has a schema."""
+    """Return the function that an operation calls, and the names of its arguments, if it has a schema."""
     if target in _NUMBERS:
         return partial(_small, _NUMBERS[target]), []
     *folder, name, overload = target.split(".")

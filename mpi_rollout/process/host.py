@@ -205,7 +205,7 @@ def check_length(name: str, length: int, row_nbytes: int, num_ranks: int, order_
 
 
 def share_of_cores(num_local: int) -> int:
-    """Return how many cores this rank has for threads, at least 1; `num_local` ranks are on its host.
+    """Return the number of cores for this rank's threads, at least 1; `num_local` ranks are on its host.
 
     Those that its launcher has bound it to are its own; else the ranks of the host share what there is.
     """

@@ -237,7 +237,7 @@ def promise_of(attributes: Mapping[str, object]) -> Reproducibility:
 
 
 def reproducibility_of(file: h5py.File) -> Reproducibility:
-    """Return what the envs of an open file promise."""
+    """Return the promise of an open file's envs."""
     return promise_of(file.attrs)
 
 

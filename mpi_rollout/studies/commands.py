@@ -80,18 +80,18 @@ def _add_kind(kinds: Commands, kind: str, size: str, where: str) -> None:
 
 
 def _scaling_command(options: argparse.Namespace) -> int:
-    from mpi_rollout.studies.scaling import Task, measure, show_plan
+    from mpi_rollout.studies.scaling import Measurement, measure, show_plan
     from mpi_rollout.studies.study import Study, scaling_points
 
     run = {name: getattr(options, name) for name in SCALING_OPTIONS}
     points = scaling_points(options.ranks, options.fragment_length)
     study = Study(options.kind, points, options.size, run, JobOptions.read(options))
-    task = Task(study, options.out, options.only, options.redo_failed)
+    measurement = Measurement(study, options.out, options.only, options.redo_failed)
     if options.dry_run:
-        return show_plan(task, options.json)
+        return show_plan(measurement, options.json)
     if options.json:
         raise UsageError("--json is for --dry-run; the results are in the file of the study")
-    return measure(task)
+    return measure(measurement)
 
 
 def _gather_command(options: argparse.Namespace) -> int:

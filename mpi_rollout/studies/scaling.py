@@ -96,7 +96,7 @@ class Runner:
 
 
 @dataclass(frozen=True)
-class Task:
+class Measurement:
     """A study to be done into the file `out`, or the jobs of `only` one number of ranks into a file of their own.
 
     What has failed before stays as it is, unless `redo_failed`.
@@ -135,20 +135,22 @@ class Task:
         return stored.of(kept & {*self.order})
 
 
-def show_plan(task: Task, as_json: bool) -> int:
+def show_plan(measurement: Measurement, as_json: bool) -> int:
     """Print the commands of what is left, start none; return the exit code.  Raises what `measure` does.
 
     As JSON, for scripts: jobs (num_ranks, repeat, command), warm_up (a command, or null), num_failed.
     """
-    task.check()
-    now, stored = StudyFile(task.study, {}, {}), gathered(task.out)
+    measurement.check()
+    now, stored = StudyFile(measurement.study, {}, {}), gathered(measurement.out)
     if stored is not None:  # It is asked where a batch job is not: its launcher and machine are the jobs' own.
         launcher = stored.study.jobs.launcher
-        now = StudyFile(replace(task.study, jobs=replace(task.study.jobs, launcher=launcher)), stored.facts, {})
-    file = task.start(stored, now)
-    left = [point for point in task.order if point not in file.done]
+        now = StudyFile(
+            replace(measurement.study, jobs=replace(measurement.study.jobs, launcher=launcher)), stored.facts, {}
+        )
+    file = measurement.start(stored, now)
+    left = [point for point in measurement.order if point not in file.done]
     warm_ups = [warm_up_of(left)] if left else []
-    commands = commands_of(task.study, warm_ups + left, job_folder(task.path))
+    commands = commands_of(measurement.study, warm_ups + left, job_folder(measurement.path))
     text = "\n".join(commands.values())
     if as_json:
         jobs = [{"num_ranks": p.num_ranks, "repeat": p.repeat, "command": commands[p]} for p in left]
@@ -158,30 +160,30 @@ def show_plan(task: Task, as_json: bool) -> int:
     return 0
 
 
-def measure(task: Task) -> int:
+def measure(measurement: Measurement) -> int:
     """Do a study, or what is left of it; print its results; return the exit code.
 
     RolloutError if some jobs failed, which was no reason to stop; Interrupted if somebody asked us to stop.
     """
-    task.check()
+    measurement.check()
     check_scipy()
-    launcher, path = usable_launcher(task.study.jobs.launcher), task.path
-    if task.only is not None:
+    launcher, path = usable_launcher(measurement.study.jobs.launcher), measurement.path
+    if measurement.only is not None:
         try:
             Path(path).parent.mkdir(exist_ok=True)
         except OSError as error:
             raise StorageError(f"cannot make the folder {Path(path).parent}: {error.strerror}") from error
-    with claimed(path) as folder, JobRunner(folder, task.study.jobs.timeout_s) as jobs:
-        now = StudyFile(task.study, machine_facts(), origin())
-        runner = Runner(task.start(gathered(task.out), now), launcher, jobs, path)
-        order, done = task.order, runner.file.done
+    with claimed(path) as folder, JobRunner(folder, measurement.study.jobs.timeout_s) as jobs:
+        now = StudyFile(measurement.study, machine_facts(), origin())
+        runner = Runner(measurement.start(gathered(measurement.out), now), launcher, jobs, path)
+        order, done = measurement.order, runner.file.done
         if left := [point for point in order if point not in done]:
             if len(left) < len(order):
                 say(f"mpi_rollout: {path} has {len(order) - len(left)} of {len(order)} jobs already\n")
             runner.warm_up(warm_up_of(left))
         runner.run(order)
-    whole = [f"`scaling gather {task.out}` puts this file and the others together"]
-    show([*(report.lines(runner.file) if task.only is None else whole), f"file: {path}"])
+    whole = [f"`scaling gather {measurement.out}` puts this file and the others together"]
+    show([*(report.lines(runner.file) if measurement.only is None else whole), f"file: {path}"])
     return _check_failures(runner.file, path)
 
 

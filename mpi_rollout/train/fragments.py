@@ -142,7 +142,7 @@ class Fragments:
             self._unpackers[lane].unpack(0, self._num_steps)
 
     def _batch(self, lanes: Sequence[Lane]) -> Batch:
-        """Return what came back of some lanes, in new arrays; keep their last observations, and record it all."""
+        """Return the fragments of some lanes in new arrays; keep their last observations, and record all of it."""
         driver, block, outcomes = self._driver, self._block, self._steps.outcomes
         steps, envs = slice(0, self._num_steps), _envs_of(lanes)
         for array, first in zip(block.observation_arrays, outcomes.last_arrays(lanes), strict=True):
