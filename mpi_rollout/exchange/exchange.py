@@ -29,14 +29,9 @@ if TYPE_CHECKING:
 
 
 class Exchange:
-    """The messages between the root and the ranks of one partition.
+    """The messages between the root and the ranks of one partition, whose rank 0 is the rank `first_rank` of `comm`.
 
-    Parameters
-    ----------
-    comm
-        A communicator for exchanges only.
-    partition
-        Its rank 0 is the rank `first_rank` of the communicator.
+    The communicator is for exchanges only.
 
     Attributes
     ----------

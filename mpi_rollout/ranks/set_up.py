@@ -47,9 +47,7 @@ class Plan:
 
     make: EnvMaker
     division: Division
-    seed: int | None = (
-        None  # Of a run, whose episodes have seeds of their own; None leaves them to the envs' generators.
-    )
+    seed: int | None = None  # Of a run, whose episodes have seeds of their own; else the envs' generators have them.
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
     infos: Infos = "none"
     on_fault: OnFault = ABORT
@@ -60,9 +58,7 @@ class Plan:
     make_model: Callable[[], Model] | None = None  # Makes that policy, if each rank can.
     keeps_extras: bool = False  # What this policy gives besides actions is sent to the root.
     is_read: bool = True  # The policy, a trainer or a file reads what the envs give.
-    keeps_infos: bool = (
-        False  # A run stores the infos; "all" are those that the first env's first infos have as numbers.
-    )
+    keeps_infos: bool = False  # A run stores the infos; "all" are those that are numbers in the first env's first ones.
 
     def __post_init__(self) -> None:
         check_num_envs(self.division.num_envs, self.division.num_ranks)
@@ -236,7 +232,7 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
             return LoopSlice(exchange, envs, wanted, random, plan.keeps_infos)
         return NativeSlice(exchange, envs, wanted, random, plan.keeps_infos, plan.on_fault)
 
-    own = [exchange for exchange in exchanges.all if exchange.envs]
+    own = (exchange for exchange in exchanges.all if exchange.envs)
     worker = Worker(exchanges, list(map(slice_of, own, rank_envs.envs)), rank_envs.model)
     worker.watch(plan.on_fault.timeout_s)
     return worker, facts
