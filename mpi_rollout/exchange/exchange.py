@@ -56,7 +56,7 @@ class Exchange:
         kind: type[Transport],
         wait: Wait,
     ) -> None:
-        self.partition, self.envs = partition, partition.envs_of(comm.rank - first_rank)
+        self.contents, self.partition, self.envs = contents, partition, partition.envs_of(comm.rank - first_rank)
         ranks = range(first_rank, first_rank + partition.num_ranks)
         self.comm, self.first_rank, self.has_own_slot = comm, first_rank, comm.rank in ranks
         self.order = Order(partition, self.envs, contents.action_space)

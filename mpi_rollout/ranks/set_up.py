@@ -221,6 +221,7 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
         counts_only=not plan.is_read,
         extras=rank_envs.model.extras if rank_envs.model is not None and plan.keeps_extras else (),
         keeps_infos=plan.keeps_infos,
+        pickles_infos=wanted == "all",
     )
     # Only MPI's own waits report ranks that are lost.
     way = "spin" if plan.is_surviving else way_to_wait(comm) if plan.wait == "auto" else plan.wait
@@ -229,8 +230,8 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
     def slice_of(exchange: Exchange, envs: VectorEnv) -> Slice:
         random = RandomPolicy(facts.action_space, exchange.envs, plan.seed or 0) if plan.is_random else None
         if isinstance(envs, LoopVectorEnv):
-            return LoopSlice(exchange, envs, wanted, random, plan.keeps_infos)
-        return NativeSlice(exchange, envs, wanted, random, plan.keeps_infos, plan.on_fault)
+            return LoopSlice(exchange, envs, random)
+        return NativeSlice(exchange, envs, random, plan.on_fault)
 
     own = (exchange for exchange in exchanges.all if exchange.envs)
     worker = Worker(exchanges, list(map(slice_of, own, rank_envs.envs)), rank_envs.model)
