@@ -22,7 +22,7 @@ from stopped_runs import HOST, committed, kwargs, outputs
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.seeding import episode_seeds
-from mpi_rollout.errors import RankLost, UsageError
+from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange import surviving
 from mpi_rollout.exchange.surviving import ShrinkingTransport
 from mpi_rollout.exchange.transports import Buffers
@@ -360,11 +360,7 @@ class Comm:
         return flag if outcome is None else outcome
 
     def gather(self, value: object, root: int) -> list[object]:
-        return [value] * self.size if "gather" not in self.script else self._outcome("gather")
-
-    def bcast(self, value: object, root: int) -> object:
-        self._outcome("bcast")
-        return value
+        return [value] * self.size
 
     def __getattr__(self, name: str):
         return lambda *_: self._outcome(name)
@@ -390,31 +386,6 @@ def shrinking(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]
         return SimpleNamespace(transport=transport, calls=calls)
 
     return make
-
-
-AGAIN = ["Revoke 3", "Ack_failed 3", "Agree 0 3", "Set_errhandler 2", "Bcast 2"]
-
-
-def test_a_step_goes_on_without_a_rank_that_is_lost_in_it(shrinking):
-    run = shrinking([1], Gatherv=[Gone()])
-    run.transport.post_order()
-    run.transport.await_slots(1)
-    assert run.calls == ["Bcast 3", "Gatherv 3", *AGAIN, "Bcast 2", "Gatherv 2"]
-    assert run.transport.ranks.tolist() == [0, 2] and run.transport.lost_ranks == [1]
-    run.transport.post_order()
-    run.transport.await_slots(1)
-    assert run.calls[-2:] == ["Bcast 2", "Gatherv 2"]
-
-
-def test_an_order_with_more_than_actions_is_void_when_a_rank_is_lost_in_it(shrinking):
-    run = shrinking([2], bcast=[Gone()])
-    run.transport.post_order()
-    with pytest.raises(RankLost, match=rf"^lost rank 2 \({HOST}\) between two steps$"):
-        run.transport.spread("seed")
-    assert run.calls == ["Bcast 3", "bcast 3", *AGAIN]
-    assert run.transport.ranks.tolist() == [0, 1] and run.transport.lost_ranks == []
-    run.transport.post_order()
-    assert run.transport.spread("seed") == "seed" and run.calls[-2:] == ["Bcast 2", "bcast 2"]
 
 
 def test_nobody_leaves_before_all_have_the_last_order(shrinking):
