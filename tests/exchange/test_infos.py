@@ -16,6 +16,7 @@ from oracle import differences, record
 
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.exchange.exchange import pack_infos
 from mpi_rollout.exchange.infos import (
     add_columns,
     add_info,
@@ -24,7 +25,6 @@ from mpi_rollout.exchange.infos import (
     names_of,
     write_columns,
 )
-from mpi_rollout.exchange.slot_infos import pack_infos
 
 pytestmark = pytest.mark.any_mpi
 
