@@ -155,14 +155,12 @@ def test_the_slowest_of_long_sums_is_that_of_normal_times():
     for num_ranks, expected in ((2, 1 / math.sqrt(math.pi)), (1000, 3.2414)):
         found = slowest(num_ranks, 10_000, 1e-4, 1e-5)
         assert (found - 1) / 1e-3 == pytest.approx(expected, rel=0.002)
-
-
-def test_the_slowest_of_sums_is_that_of_a_sum_with_a_smaller_spread():
+    # A sum of envs is an env with a smaller spread.
     assert slowest(32, 4, 1e-3, 1e-3) == pytest.approx(slowest(32, 1, 4e-3, 2e-3))
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("env_step_s", [1e-6, 1e-5, 1e-4, 1e-3])
+@pytest.mark.parametrize("env_step_s", [1e-6, 1e-3])
 def test_the_root_saturates_where_trying_every_number_of_ranks_finds_it(env_step_s, way):
     work = replace(WORK, env_step_s=env_step_s)
 
@@ -179,8 +177,7 @@ def test_without_costs_nothing_saturates():
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("env_step_s", [1e-8, 1e-7, 1e-6, 1e-5, 1e-3])
-@pytest.mark.parametrize("root_s", [0.0, 2e-5])
+@pytest.mark.parametrize(("env_step_s", "root_s"), [(1e-8, 0.0), (1e-8, 2e-5), (1e-5, 2e-5), (1e-3, 2e-5)])
 def test_no_number_of_ranks_has_a_rate_above_the_ceiling(env_step_s, root_s, way):
     """Also of envs so short that a second rank costs the root more than it brings."""
     work, constants = replace(WORK, env_step_s=env_step_s), replace(MADE_UP, root_s=root_s, policy_s=root_s / 2)
