@@ -196,9 +196,8 @@ def test_the_measured_study_gives_the_constants_that_the_readme_tells_of():
     assert fitting.result.worst_error == pytest.approx(0.132, abs=0.001)
     assert fitting.result.constants.root_s_per_rank == pytest.approx(3.92e-5, rel=0.001)
     [held_out] = [check for check in fitting.checks if check.is_held_out]
-    assert held_out.error == pytest.approx(-0.039, abs=0.001) and held_out.measured.median == pytest.approx(
-        0.02987, rel=1e-3
-    )
+    assert held_out.error == pytest.approx(-0.039, abs=0.001)
+    assert held_out.measured.median == pytest.approx(0.02987, rel=1e-3)
 
 
 def test_what_is_held_out_changes_no_constant():
@@ -240,10 +239,8 @@ def test_a_file_is_shown_and_drawn_with_its_machine_and_what_was_held_out(tmp_pa
     assert done.returncode == 0, done.stderr
     told = done.stdout.splitlines()
     assert told[0].endswith("4 envs per rank: vm (Intel(R) Xeon(R) Processor, 2 cores), 2026-11-21")
-    assert "held out, 64 ranks, lockstep: computed -3.9 %" in told and told[-2:] == [
-        "model-curves.png",
-        "model-curves.svg",
-    ]
+    assert "held out, 64 ranks, lockstep: computed -3.9 %" in told
+    assert told[-2:] == ["model-curves.png", "model-curves.svg"]
     assert sum(line.endswith("computed:") for line in told) == 2
 
 
