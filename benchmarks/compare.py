@@ -13,10 +13,10 @@ NumPy, Gymnasium and the library, on Python 3.10 or later.
 """
 
 import argparse
+import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def points(options: argparse.Namespace, num_cores: int) -> Iterator[Setup]:
-    """Env by env, each with all numbers of envs."""
-    for env in options.env.split(","):
-        for num_envs in map(int, options.num_envs.split(",")):
-            yield Setup({"env": env, "env_factory": None, "env_kwargs": {}}, num_envs, num_cores)
-
-
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Take all turns; the file is written anew after each point."""
     num_cores, pythons = num_usable_cores(), dict(text.split("=", 1) for text in options.python)
@@ -67,8 +60,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     study |= {"started": utc_now(), **machine_facts(), "window_s": options.window_s, "pythons": pythons}
     study |= {"systems": {each.name: {"title": each.title, "kind": each.kind} for each in systems}}
     study |= {"turns": [], "skips": []}
-    for setup in points(options, num_cores):
-        point, applying = {"env": setup.env["env"], "num_envs": setup.num_envs}, []
+    for env, num_envs in itertools.product(options.env.split(","), map(int, options.num_envs.split(","))):
+        setup = Setup({"env": env, "env_factory": None, "env_kwargs": {}}, num_envs, num_cores)
+        point, applying = {"env": env, "num_envs": num_envs}, []
         for system in systems:
             if why := reason_to_skip(system, setup, pythons):
                 study["skips"].append({**point, "system": system.name, "reason": why})
@@ -79,7 +73,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             told = {"system": sample.system, "repeat": sample.repeat, "error": sample.error.partition("\n")[0]}
             study["turns"].append({**point, **told, **(sample.turn._asdict() if sample.turn else {})})
         write(study, options.out)
-        sys.stderr.write(f"{setup.env['env']}, {setup.num_envs} envs: {len(applying)} systems\n")
+        sys.stderr.write(f"{env}, {num_envs} envs: {len(applying)} systems\n")
     return study
 
 

@@ -40,10 +40,6 @@ def draw(study: dict[str, Any], stem: str) -> list[str]:
     return made + style.save_study(times_a_loop(analysis), f"{stem}-loop")
 
 
-def members(analysis: Analysis, env: str, prefixes: Sequence[str]) -> list[str]:
-    return [name for name in analysis.measured(env) if name.startswith(tuple(prefixes))]
-
-
 def family(analysis: Analysis, env: str, title: str) -> list[str]:
     names = FAMILIES[title][0].split()
     return [
@@ -89,10 +85,11 @@ def overview(analysis: Analysis) -> Any:
 
 def each_system(analysis: Analysis) -> Any:
     """Draw a row for each env, a column for each group."""
+    measured = [name for env in analysis.envs for name in analysis.measured(env)]
     groups = {
         title: names
         for title, prefixes in GROUPS.items()
-        if (names := list(dict.fromkeys(n for env in analysis.envs for n in members(analysis, env, prefixes))))
+        if (names := list(dict.fromkeys(n for n in measured if n.startswith(prefixes))))
     }
     figure = style.new_figure("draw", 2.4 + 2.0 * len(analysis.envs))
     style.head(figure, "Each system of the comparison", [place(analysis.study), "Medians and intervals"])

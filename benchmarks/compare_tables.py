@@ -1,5 +1,6 @@
 """What a comparison shows, as text: rates, ratios to the bare loop, overheads, and EnvPool's announcement."""
 
+import re
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -11,24 +12,24 @@ from mpi_rollout.studies.statistics import Interval, median_interval, ratio
 
 BASE, ALL_CORES = "bare", "bare-all"
 NEEDED_SIZES = 5  # Of a fit.
-ROWS = {  # The rows of the announcement and of its picture: the systems by the beginnings of their names.
-    "for-loop": ("bare",),
-    "for-loops on all cores": ("bare-all",),
-    "subprocess (AsyncVectorEnv)": ("async",),
-    "Tianshou": ("tianshou",),
-    "TorchRL": ("torchrl",),
-    "RLlib": ("rllib",),
-    "PufferLib": ("puffer",),
-    "Sample Factory": ("sample-factory",),
-    "mpi_rollout": ("mpi-#", "mpi-run", "mpi-groups", "mpi-ready"),
-    "EnvPool, sync": ("envpool", "envpool-1"),
-    "EnvPool, async": ("envpool-async",),
-    "mpi_rollout, EnvPool slices": ("mpi-envpool",),
-    "Gymnasium's NumPy, ALE": ("native",),
-    "mpi_rollout, NumPy or ALE slices": ("mpi-native",),
-    "gymnax": ("gymnax",),
-    "Numba kernel by itself": ("numba",),
-    "mpi_rollout, Numba slices": ("mpi-numba",),
+ROWS = {  # The rows of the announcement and of its picture: the systems by patterns of their names.
+    "for-loop": "bare",
+    "for-loops on all cores": "bare-all",
+    "subprocess (AsyncVectorEnv)": "async",
+    "Tianshou": "tianshou.*",
+    "TorchRL": "torchrl.*",
+    "RLlib": "rllib.*",
+    "PufferLib": "puffer.*",
+    "Sample Factory": "sample-factory",
+    "mpi_rollout": r"mpi-(\d+|run.*|groups|ready)",
+    "EnvPool, sync": "envpool(-1)?",
+    "EnvPool, async": "envpool-async.*",
+    "mpi_rollout, EnvPool slices": "mpi-envpool.*",
+    "Gymnasium's NumPy, ALE": "native",
+    "mpi_rollout, NumPy or ALE slices": "mpi-native.*",
+    "gymnax": "gymnax",
+    "Numba kernel by itself": "numba",
+    "mpi_rollout, Numba slices": "mpi-numba.*",
 }
 FIRST_NATIVE = "EnvPool, sync"  # From here on the task is implemented anew.
 # Atari frames per second in EnvPool's first README (github.com/sail-sg/envpool, commit 036ae89, 2021-11).
@@ -44,13 +45,7 @@ ANNOUNCED = {
 
 def row_of(name: str) -> str:
     """The row of `ROWS` that a system is in; empty if it is in none."""
-    for row, members in ROWS.items():
-        for member in members:
-            is_number = member == "mpi-#" and name.removeprefix("mpi-").isdecimal()
-            is_family = member not in ("bare", "envpool", "native", "numba") and name.startswith(member)
-            if name == member or is_number or is_family:
-                return row
-    return ""
+    return next((row for row, pattern in ROWS.items() if re.fullmatch(pattern, name)), "")
 
 
 class Analysis:
@@ -100,12 +95,11 @@ class Analysis:
 
     def multiples(self, env: str) -> dict[str, Interval]:
         """By row, how many times the fastest bare loop; each with the number of envs that suits it best."""
-        best: dict[str, Interval] = {}
+        rows: dict[str, list[Interval]] = {row: [] for row in ["", *ROWS]}
         for name in self.measured(env):
-            for rate in self.of(env, name).values():
-                best[row_of(name)] = max(best.get(row_of(name), rate), rate, key=lambda each: each.median)
-        base = best.get("for-loop")
-        return {row: ratio(best[row], base) for row in ROWS if row in best} if base else {}
+            rows[row_of(name)] += self.of(env, name).values()
+        best = {row: max(rates, key=lambda each: each.median) for row, rates in rows.items() if row and rates}
+        return {row: ratio(rate, best["for-loop"]) for row, rate in best.items()} if "for-loop" in best else {}
 
 
 def lines(study: dict[str, Any]) -> list[str]:

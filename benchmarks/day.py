@@ -98,10 +98,9 @@ def processes_of(folder: str) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-def memory_mb(process: int, name: str) -> float:
-    """Return VmRSS, what a process has now, or VmHWM, the most that it had."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
+def memory_mb(process: int) -> float:
+    """Return what a process has now."""
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def watch(job: subprocess.Popen, folder: str, most: int) -> list[dict]:
@@ -116,9 +115,9 @@ def watch(job: subprocess.Popen, folder: str, most: int) -> list[dict]:
             numbers = [ranks[0], ranks[1]]
             with open(f"{folder}/run.status.json") as file:
                 num_steps = json.load(file)["num_steps"]
-            memory = [memory_mb(number, "VmRSS") for number in numbers]
+            memory = [memory_mb(number) for number in numbers]
             descriptors = [len(os.listdir(f"/proc/{number}/fd")) for number in numbers]
-        except (OSError, StopIteration, ValueError, KeyError):  # It begins, or ends.
+        except (OSError, IndexError, ValueError, KeyError):  # It begins, or ends.
             continue
         now = {"time_s": time.perf_counter(), "num_steps": num_steps}
         samples.append(now | {"memory_mb": memory, "descriptors": descriptors})

@@ -19,6 +19,7 @@ import sys
 
 from measuring import busy, machine, run, spread, table
 
+ENV, NUM_ENVS, NUM_RANKS = "CartPole-v1", 64, 2
 WAYS = [("1", "sync"), ("4", "sync"), ("16", "sync"), ("64", "sync"), ("256", "sync"), ("64", "async")]
 BUSY_LENGTH = 64  # Beside busy processes, shorter fragments take so much longer that they have fewer steps.
 
@@ -26,12 +27,10 @@ BUSY_LENGTH = 64  # Beside busy processes, shorter fragments take so much longer
 def sample_of(options: argparse.Namespace, length: str, mode: str, stored: bool) -> dict:
     """One run; what it says of itself."""
     share = min(1.0, int(length) / BUSY_LENGTH) if options.busy else 1.0
-    words = (
-        f"--env {options.env} --num-envs {options.num_envs} --num-steps {max(500, round(options.num_steps * share))}"
-    )
+    words = f"--env {ENV} --num-envs {NUM_ENVS} --num-steps {max(500, round(options.num_steps * share))}"
     words += " --batch-size 1" * (mode == "async")
     words += f" --fragment-length {length} --measure-limit --limit-s {options.limit_s}"
-    summary = run(options.ranks, words, *([] if stored else ["--no-trajectories"]))
+    summary = run(NUM_RANKS, words, *([] if stored else ["--no-trajectories"]))
     kept = ("ratio_to_limit", "env_steps_per_s", "limit", "losses", "seconds", "num_steps", "fragment_length")
     sample = {name: summary[name] for name in (*kept, "inference", "order_bytes", "slot_bytes")}
     sample["core_shares"] = [rank.get("core_share") for rank in summary["ranks"]]
@@ -40,7 +39,8 @@ def sample_of(options: argparse.Namespace, length: str, mode: str, stored: bool)
 
 def measure(options: argparse.Namespace) -> None:
     """All runs; the file is written anew after each."""
-    told = {name: getattr(options, name) for name in ("label", "env", "num_envs", "ranks", "busy", "rounds")}
+    told = {name: getattr(options, name) for name in ("label", "busy", "rounds")}
+    told |= {"env": ENV, "num_envs": NUM_ENVS, "ranks": NUM_RANKS}
     command = shlex.join(["python", "benchmarks/fragments.py", *sys.argv[1:]])
     study: dict = {"machine": machine(), "host": os.uname().nodename, "command": command, **told, "samples": []}
     runs = [(length, mode, stored) for length, mode in WAYS for stored in (False, True)]
@@ -120,10 +120,7 @@ def main() -> None:
     add("--label", default="this machine", help="what the line is called")
     add("--rounds", type=int, default=5)
     add("--busy", type=int, default=0, help="processes that compute beside it")
-    add("--env", default="CartPole-v1")
-    add("--num-envs", type=int, default=64)
     add("--num-steps", type=int, default=20_000)
-    add("--ranks", type=int, default=2)
     add("--limit-s", type=float, default=0.5)
     commands.choices["measure"].set_defaults(do=measure)
     add = commands.add_parser("plot").add_argument

@@ -82,8 +82,7 @@ def by_sb3(vec_env: Any, seed: int) -> dict[str, Any]:
             return True
 
         def _on_rollout_start(self) -> None:  # After an update, and before the first.
-            act = lambda observations: self.model.predict(observations)[0]  # noqa: E731
-            evaluation.note(self.num_timesteps, time.perf_counter() - start, act)
+            note()
 
     torch.set_num_threads(1)
     model = PPO(
@@ -91,9 +90,13 @@ def by_sb3(vec_env: Any, seed: int) -> dict[str, Any]:
         gamma=0.98, gae_lambda=0.9, seed=seed, device="cpu",
     )  # fmt: skip
     start = time.perf_counter()
+
+    def note() -> None:
+        seconds = time.perf_counter() - start
+        evaluation.note(model.num_timesteps, seconds, lambda observations: model.predict(observations)[0])
+
     model.learn(MOST_STEPS, callback=Note())
-    act = lambda observations: model.predict(observations)[0]  # noqa: E731
-    evaluation.note(model.num_timesteps, time.perf_counter() - start, act)
+    note()
     return {"curve": evaluation.curve}
 
 

@@ -43,13 +43,6 @@ def mark_solved(axes: Any) -> None:
     axes.set_ylim(0, 515)
 
 
-def fine_print(data: dict[str, Any], runs: Runs, words: str) -> list[str]:
-    others = max(run["others"] for run in runs if run["system"] != "SubprocVecEnv")
-    num_seeds = len({run["seed"] for run in runs})
-    quiet = f"other processes had {100 * others:.1f} % of the machine at most during a run"
-    return [f"{words}; median and range of {num_seeds} seeds", f"{data['machine']}; {quiet}"]
-
-
 def draw_envs(data: dict[str, Any], path: Path) -> None:
     """Returns against env steps and seconds for each number of envs, and the seconds of all updates by system."""
     runs = chosen(data["runs"], what="envs")
@@ -72,34 +65,28 @@ def draw_envs(data: dict[str, Any], path: Path) -> None:
     by_system.set_ylim(bottom=0)
     style.legend(by_seconds, loc="lower right")
     style.legend(by_system, loc="upper right")
-    style.head(
-        figure, "PPO on CartPole-v1: more envs in parallel", fine_print(data, runs, "4,096 env steps per update")
-    )
+    others = max(run["others"] for run in runs if run["system"] != "SubprocVecEnv")
+    fine = f"4,096 env steps per update; median and range of {len({run['seed'] for run in runs})} seeds"
+    quiet = f"{data['machine']}; other processes had {100 * others:.1f} % of the machine at most during a run"
+    style.head(figure, "PPO on CartPole-v1: more envs in parallel", [fine, quiet])
     style.save(figure, "draw", str(path))
-
-
-def first_solved(run: dict[str, Any]) -> tuple[int, float, float] | None:
-    return next((row for row in run["curve"] if row[2] >= SOLVED), None)
 
 
 def cells(runs: Runs) -> list[str]:
     """Seeds that got there, their env steps and seconds, median and range."""
-    solved = [row for row in map(first_solved, runs) if row is not None]
+    solved = [rows[0] for run in runs if (rows := [row for row in run["curve"] if row[2] >= SOLVED])]
     told = [f"{len(solved)} of {len(runs)}"]
     for column, form in ((0, ",.0f"), (1, ".1f")):
         told.append(spread([row[column] for row in solved], form) if solved else "never")
     return told
 
 
-def rate(run: dict[str, Any]) -> float:
-    return float(run["curve"][-1][0] / run["curve"][-1][1])
-
-
 def rows(data: dict[str, Any]) -> Iterator[list[str]]:
     for num_envs in NUM_ENVS:
         for system in SYSTEMS:
             if found := chosen(data["runs"], what="envs", system=system, num_envs=num_envs):
-                yield [str(num_envs), system, spread([rate(run) for run in found], ",.0f"), *cells(found)]
+                rates = [num_steps / seconds for num_steps, seconds, _ in (run["curve"][-1] for run in found)]
+                yield [str(num_envs), system, spread(rates, ",.0f"), *cells(found)]
 
 
 def draw(path: Path) -> None:

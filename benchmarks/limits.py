@@ -10,6 +10,8 @@ from typing import Any
 
 from measuring import main, python, run, spread, table
 
+from mpi_rollout.studies.compare.systems import Setup, bare
+
 LIMITS = (  # Env, envs, steps, more options.
     ("CartPole-v1", 64, 40000, ""),
     ("CartPole-v1", 64, 40000, "--no-trajectories"),
@@ -37,36 +39,27 @@ def limit(*only: object) -> None:
 
 
 def lockstep_part(env_id: str, num_envs: int) -> None:
-    """Be a rank with bare loops; the root prints the ratio of each round."""
-    import gymnasium
+    """Be a rank with its share of bare loops; the root prints the ratio of each round."""
     from mpi4py import MPI
 
-    from mpi_rollout.core.seeding import episode_seeds
-
     comm = MPI.COMM_WORLD
-    seeds = [episode_seeds(0, comm.rank * num_envs + index) for index in range(num_envs)]
-    envs = [gymnasium.make(env_id) for _ in seeds]
-    for env, seed in zip(envs, seeds, strict=True):
-        env.reset(seed=next(seed))
-        env.action_space.seed(0)
-    actions = [[env.action_space.sample() for env in envs] for _ in range(64)]
+    env = {"env": env_id, "env_factory": None, "env_kwargs": {}}
+    with bare(Setup(env, num_envs, comm.size, comm.rank, comm.size)) as stepper:
+        stepper.reset()
 
-    def rate(meets: bool, seconds: float = 1.5) -> float:
-        comm.Barrier()
-        start, sweeps = time.perf_counter(), 0
-        while True:
-            for env, seed, action in zip(envs, seeds, actions[sweeps % 64], strict=True):
-                _, _, terminated, truncated, _ = env.step(action)
-                if terminated or truncated:
-                    env.reset(seed=next(seed))
-            sweeps += 1
-            is_over = time.perf_counter() - start > seconds
-            if meets:
-                comm.Barrier()
-            if comm.allreduce(is_over, MPI.LOR) if meets and sweeps % 64 == 0 else not meets and is_over:
-                return sweeps * num_envs / (time.perf_counter() - start)
+        def rate(meets: bool, seconds: float = 1.5) -> float:
+            comm.Barrier()
+            start, env_steps, num_sweeps = time.perf_counter(), 0, 0
+            while True:
+                env_steps += stepper.sweep()
+                num_sweeps += 1
+                is_over = time.perf_counter() - start > seconds
+                if meets:
+                    comm.Barrier()
+                if comm.allreduce(is_over, MPI.LOR) if meets and num_sweeps % 64 == 0 else not meets and is_over:
+                    return env_steps / (time.perf_counter() - start)
 
-    pairs = [(rate(True), rate(False)) for _ in range(6)][1:]
+        pairs = [(rate(True), rate(False)) for _ in range(6)][1:]
     for rounds in zip(*(comm.gather(pairs) or []), strict=True):
         print(sum(pair[0] for pair in rounds) / sum(pair[1] for pair in rounds))
 
@@ -74,7 +67,7 @@ def lockstep_part(env_id: str, num_envs: int) -> None:
 def lockstep() -> None:
     envs = ("CartPole-v1", 64), ("CartPole-v1", 512), ("Acrobot-v1", 64), ("HumanoidStandup-v5", 64)
     head = "env", "envs", "bare loops in lockstep over free ones: median (range)"
-    parts = ((*each, python(2, __file__, "lockstep-part", each[0], each[1] // 2)) for each in envs)
+    parts = ((*each, python(2, __file__, "lockstep-part", *each)) for each in envs)
     table(head, ((env, num_envs, spread(map(float, out.split()))) for env, num_envs, out in parts))
 
 

@@ -21,21 +21,34 @@ class SleepingEnv(gymnasium.Env):
         does not sleep.
     observation_bytes
         The size of an observation.
+    slow_s, slow_every
+        Each `slow_every`-th step takes `slow_s`, counted from another step in each env.
     """
 
-    def __init__(self, step_s: float = 0.001, spread_s: float = 0.0, observation_bytes: int = 8):
+    def __init__(
+        self,
+        step_s: float = 0.001,
+        spread_s: float = 0.0,
+        observation_bytes: int = 8,
+        slow_s: float = 0.0,
+        slow_every: int = 0,
+    ):
         self.observation_space = spaces.Box(0, 255, (observation_bytes,), np.uint8)
         self.action_space = spaces.Discrete(2)
-        self._step_s, self._spread_s = step_s, spread_s
+        self._step_s, self._spread_s, self._slow_s, self._slow_every = step_s, spread_s, slow_s, slow_every
         self._drawn: Iterator[float] = iter(())
         self._observation = np.zeros(observation_bytes, np.uint8)
 
     def reset(self, *, seed: int | None = None, options: object = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
+        self._count = int(self.np_random.integers(self._slow_every)) if self._slow_every else 0
         return self._observation.copy(), {}
 
     def step(self, action: object) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        if self._step_s:
+        self._count += 1
+        if self._slow_every and self._count % self._slow_every == 0:
+            time.sleep(self._slow_s)
+        elif self._step_s:
             time.sleep(self._step_s if self._spread_s == 0 else self._draw())
         return self._observation.copy(), 0.0, False, False, {}
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 from measuring import ROUNDS, main, python, ratios, spread, table, turns
+from sleeping import SleepingEnv
 
 import mpi_rollout
 
@@ -21,30 +21,9 @@ SECONDS = 1.5
 SLOW = {"step_s": 0.001, "slow_s": 0.01, "slow_every": 10}
 
 
-class Sleeping(gymnasium.Env):
-    """Takes `step_s` for a step, and every `slow_every`-th step `slow_s`, counted from another step in each env."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, step_s: float, slow_s: float = 0.0, slow_every: int = 0):
-        self._step_s, self._slow_s, self._slow_every = step_s, slow_s, slow_every
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self._count = int(self.np_random.integers(1000))
-        return np.zeros(4, np.float32), {}
-
-    def step(self, action):
-        self._count += 1
-        is_slow = self._slow_every and self._count % self._slow_every == 0
-        time.sleep(self._slow_s if is_slow else self._step_s)
-        return np.zeros(4, np.float32), 1.0, False, False, {}
-
-
 def parts(num_envs: int, kwargs: dict, seconds: float, policy_s: float = 0.0, **options: Any) -> float | None:
     """Rows per second of envs that come back some at a time; a policy takes `policy_s` for each."""
-    with mpi_rollout.connect(Sleeping, num_envs, env_kwargs=kwargs, **options) as envs:
+    with mpi_rollout.connect(SleepingEnv, num_envs, env_kwargs=kwargs, **options) as envs:
         if envs is None:
             return None
         envs.reset(seed=0)
@@ -62,7 +41,7 @@ def independent() -> float | None:
     """The same envs, each stepped by a rank of its own without any exchange."""
     from mpi4py import MPI
 
-    comm, env, steps = MPI.COMM_WORLD, Sleeping(**SLOW), 0
+    comm, env, steps = MPI.COMM_WORLD, SleepingEnv(**SLOW), 0
     env.reset(seed=comm.rank)
     comm.Barrier()
     start = time.perf_counter()

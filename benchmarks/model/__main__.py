@@ -24,9 +24,9 @@ from mpi_rollout.studies.commands import lengths_list, ranks_list
 from mpi_rollout.studies.jobs import JobOptions, JobRunner, usable_launcher
 from mpi_rollout.studies.machine import claimed, machine_facts, origin, place_and_time
 from mpi_rollout.studies.report import aligned
-from mpi_rollout.studies.scaling import Runner
+from mpi_rollout.studies.scaling import Measurement, Runner
 from mpi_rollout.studies.statistics import NoFit, reaches
-from mpi_rollout.studies.study_file import StudyFile, check_same_study, read_study
+from mpi_rollout.studies.study_file import StudyFile, gathered, read_study
 
 RANKS = [2**power for power in range(15)]
 CURVES = ((style.BLUE, "-"), (style.RED, "--"), (style.GREEN, "-."), (style.PURPLE, ":"))
@@ -37,11 +37,8 @@ def measure(options: argparse.Namespace) -> None:
     jobs = JobOptions(options.repeats, launcher=options.launcher)
     envs = options.step_s, options.spread_s, options.bytes, options.envs_per_rank
     study = make_study(*envs, options.probe, options.check, options.fragment_length, jobs)
-    file = StudyFile(study, machine_facts(), origin())
-    if os.path.exists(options.out):
-        stored = read_study(options.out)
-        check_same_study(options.out, stored, file)
-        file = stored
+    now = StudyFile(study, machine_facts(), origin())
+    file = Measurement(study, options.out).start(gathered(options.out), now)
     with claimed(options.out) as folder, JobRunner(folder, jobs.timeout_s) as runner:
         Runner(file, usable_launcher(jobs.launcher), runner, options.out).run(study.order())
 

@@ -116,7 +116,14 @@ class Fitting:
         return True, self._calibrated(self.fitted(True))
 
     def _calibrated(self, points: Sequence[Point]) -> Calibration:
-        return calibrate([_exchange_point(self._done[point]) for point in points])
+        return calibrate([self._exchange_point(point) for point in points])
+
+    def _exchange_point(self, point: Point) -> ExchangePoint:
+        """Return what an exchange took.  Laying out rows that nobody stores is the root's work too."""
+        jobs = self._done[point]
+        seconds = median_of((job.exchange_s + job.write_s) / job.num_steps for job in jobs)
+        policy_s = median_of(job.policy_s / job.num_steps for job in jobs)
+        return ExchangePoint(point.num_ranks, jobs[0].num_envs, jobs[0].exchange_bytes, seconds, policy_s)
 
     def _leave_one_out(self) -> list[Constants]:
         points, refits = self.fitted(self.is_crowded), []
@@ -189,11 +196,3 @@ def _is_check(point: Point) -> bool:
 
 def _kind(point: Point) -> tuple[int, tuple[tuple[str, object], ...]]:
     return point.num_ranks, tuple(sorted(each for each in point.options if each[0] != "num_steps"))
-
-
-def _exchange_point(jobs: Sequence[Sample]) -> ExchangePoint:
-    """Return what an exchange took.  Laying out rows that nobody stores is the root's work too."""
-    first = jobs[0]
-    seconds = median_of((job.exchange_s + job.write_s) / job.num_steps for job in jobs)
-    policy_s = median_of(job.policy_s / job.num_steps for job in jobs)
-    return ExchangePoint(first.point.num_ranks, first.num_envs, first.exchange_bytes, seconds, policy_s)

@@ -22,7 +22,6 @@ import numpy as np
 from mpi_rollout.studies.statistics import NEEDED_POINTS, NoFit
 
 _MOST_RANKS = 2**40
-_LONGEST = 30.0  # Of a logarithm: e**-30 of the mean.
 _GRID = 4_001  # Points of an integral; its error is below 1e-4 of the spread.
 
 
@@ -44,7 +43,7 @@ class Constants:
     policy_s_per_env: float = 0.0
 
 
-EXCHANGE = ("root_s", "root_s_per_env", "root_s_per_rank", "alpha_s", "beta_s_per_byte")
+NUM_EXCHANGE_PARTS = 5  # The first of them are an exchange's.
 _ROOT, _MESSAGES = [0, 1], [2, 3, 4]
 
 
@@ -107,13 +106,13 @@ def predict(constants: Constants, work: Workload, num_ranks: int, way: Way = LOC
     num_acted = work.envs_per_rank if way.on_workers else num_envs
     policy_s = constants.policy_s / length + constants.policy_s_per_env * num_acted
     parts = exchange_parts(num_ranks, num_envs * length, nbytes if num_ranks > 1 else 0.0)
-    exchange_s = float(parts @ [getattr(constants, name) for name in EXCHANGE])
+    exchange_s = float(parts @ astuple(constants)[: len(parts)])
     env_s = work.envs_per_rank * work.env_step_s
     return Step(env_s, slowest_s / length - env_s, exchange_s / length, policy_s)
 
 
 def exchange_parts(num_ranks: int, num_rows: int, nbytes: float) -> np.ndarray:
-    """Return how often an exchange pays each of the constants `EXCHANGE`."""
+    """Return how often an exchange pays each of the first `NUM_EXCHANGE_PARTS` constants."""
     return np.array([1.0, num_rows, num_ranks - 1, math.ceil(math.log2(num_ranks)), nbytes])
 
 
@@ -129,7 +128,7 @@ def slowest(num_ranks: int, num_steps: int, mean_s: float, spread_s: float) -> f
     from scipy.special import gammaincc
 
     shape = num_steps * (mean_s / spread_s) ** 2
-    low = math.log(shape) - min(12 / math.sqrt(shape) + 37 / shape, _LONGEST)  # What lies below adds nothing.
+    low = math.log(shape) - min(12 / math.sqrt(shape) + 37 / shape, 30)  # What lies below adds nothing.
     high = math.log(shape + 12 * math.sqrt(shape) + 60)
     log_x = np.linspace(low, high, _GRID)  # Over log x all shapes have a smooth integrand, without a pole.
     x = np.exp(log_x)
@@ -140,10 +139,7 @@ def slowest(num_ranks: int, num_steps: int, mean_s: float, spread_s: float) -> f
 
 
 def saturation(constants: Constants, work: Workload, way: Way = LOCKSTEP) -> int | None:
-    """Find the least number of ranks where exchange and policy take as long as the envs; None if there is none.
-
-    Without spread that is where the efficiency falls to 1/2.
-    """
+    """Find the least number of ranks where exchange and policy take as long as the envs; None if there is none."""
 
     def is_over(num_ranks: int) -> bool:
         step = predict(constants, replace(work, env_step_spread_s=0.0), num_ranks, way)
@@ -206,7 +202,7 @@ def calibrate(points: Sequence[ExchangePoint]) -> Calibration:
         raise NoFit(f"{len(several)} points of several ranks, {NEEDED_POINTS} and one of one rank are needed")
     root_parts, message_parts = (_ROOT, _MESSAGES) if len(sizes) > 1 else (_ROOT[:1], _MESSAGES[1:])
     rows, values = _exchanges(alone)
-    exchange, policy = np.zeros(len(EXCHANGE)), np.zeros(2)
+    exchange, policy = np.zeros(NUM_EXCHANGE_PARTS), np.zeros(2)
     exchange[root_parts] = non_negative(rows[:, root_parts], values)
     policy_parts = _ROOT if len(sizes) > 1 else _ROOT[1:]
     policy[policy_parts] = non_negative(rows[:, policy_parts], np.array([max(p.policy_s, 1e-9) for p in alone]))

@@ -12,31 +12,22 @@ from mpi_rollout.studies.compare.systems import Setup, System, systems_of
 
 KERNELS = {"CartPole-v1": {"numba": "mpi_rollout/CartPoleNumba-v0", "torch": "mpi_rollout/CartPoleTorch-v0"}}
 GYMNAX = ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0")
-FORMS = {  # How this program has native envs as slices: their words in titles.
-    "native": "vector_entry_point",
-    "envpool": "EnvPool slices",
-    "numba": "Numba kernel",
-    "torch": "torch kernel",
-    "jax": "JAX slices (gymnax)",
+FORMS = {  # How this program has native envs as slices: their words in titles, and the package that they need.
+    "native": ("vector_entry_point", ""),
+    "envpool": ("EnvPool slices", "envpool"),
+    "numba": ("Numba kernel", "numba"),
+    "torch": ("torch kernel", "torch"),
+    "jax": ("JAX slices (gymnax)", "gymnax"),
 }
-NEEDS = {"native": "", "envpool": "envpool", "numba": "numba", "torch": "torch", "jax": "gymnax"}
 EVEN = ("puffer-multi", "torchrl-parallel", "torchrl-collector", "rllib-remote", "sample-factory")  # Envs of a process.
-FEW = 64  # More envs than these are for native systems alone: a process for each would take for ever.
+PROCESS_EACH = ("async", "sb3-subproc", "tianshou-subproc", "tianshou-shmem")
+FEW = 64  # A process for each of more envs would take for ever.
 
 
 def all_systems(num_cores: int) -> dict[str, System]:
     """All systems by name, in the order of tables."""
     here = systems_of(num_cores, num_cores)
-    one = [System("mpi-1", "mpi_rollout, 1 rank", f"{built_in.__name__}:mpi", 1)]
-    systems = [
-        *here[:2],
-        *one,
-        *_ours(num_cores),
-        *here[3:-1],
-        *_peers(num_cores),
-        *_native(num_cores),
-        *_slices(num_cores),
-    ]
+    systems = [*here[:2], *_ours(num_cores), *here[3:-1], *_peers(num_cores), *_native(num_cores), *_slices(num_cores)]
     systems += [
         System("minari", "Minari DataCollector, recording", "systems.minari_:collector", needs="minari", kind="record"),
         System(f"mpi-record-{num_cores}", f"mpi_rollout, {num_cores} ranks, recording", "systems.ours:record",
@@ -46,9 +37,10 @@ def all_systems(num_cores: int) -> dict[str, System]:
 
 
 def _ours(cores: int) -> list[System]:
-    """This program's other ways to step the env itself."""
+    """This program's ways to step the env itself."""
     at, title = "systems.ours:", f"mpi_rollout, {cores} ranks"
     return [
+        System("mpi-1", "mpi_rollout, 1 rank", f"{built_in.__name__}:mpi", 1),
         System(f"mpi-{cores}", title, f"{built_in.__name__}:mpi", cores, cores),
         System(f"mpi-fragments-{cores}", f"{title}, fragments", at + "fragments", cores, cores, kind="ahead"),
         System("mpi-groups", f"{title} and a root, 2 groups", at + "groups", cores + 1, 2 * cores),
@@ -60,8 +52,8 @@ def _ours(cores: int) -> list[System]:
 def _slices(cores: int) -> list[System]:
     """Native envs as slices of this program: step by step, and by `run`, whose ranks choose the actions."""
     systems = []
-    for form, words in FORMS.items():
-        title, needs = f"mpi_rollout, {cores} ranks, {words}", NEEDS[form]
+    for form, (words, needs) in FORMS.items():
+        title = f"mpi_rollout, {cores} ranks, {words}"
         stepped = System(f"mpi-{form}-{cores}", title, f"systems.ours:{form}", cores, cores, needs, "native")
         run = System(f"mpi-{form}-run-{cores}", f"{title}, run", f"systems.ours:{form}_run", 0, cores, needs, "native")
         systems += [stepped, run]
@@ -110,18 +102,13 @@ def reason_to_skip(system: System, setup: Setup, pythons: dict[str, str]) -> str
     env, num_envs = setup.env["env"], setup.num_envs
     if system.needs and system.needs not in pythons and importlib.util.find_spec(system.needs) is None:
         return f"{system.needs} is not installed; install it, or name another: --python {system.needs}=PYTHON"
-    if num_envs > FEW and system.kind not in ("base", "native") and not is_small(system):
+    if num_envs > FEW and system.name in PROCESS_EACH:
         return "a process for each env"
     if system.name in EVEN and num_envs % setup.num_cores:
         return f"{num_envs} envs for {setup.num_cores} processes, which all get as many"
     if system.needs == "minari" and num_envs > 1:
         return "it records one env"
     return reason_of_form(system, env) or ("" if system.needs in pythons else system.reason_to_skip(setup))
-
-
-def is_small(system: System) -> bool:
-    """Whether its processes are as many as cores."""
-    return system.name not in ("async", "sb3-subproc", "tianshou-subproc", "tianshou-shmem")
 
 
 @cache

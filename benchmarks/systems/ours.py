@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -18,7 +18,6 @@ from systems import FORMS, KERNELS
 
 FRAGMENT_STEPS = 64
 MOST_GROWTH = 50.0  # Of the number of steps, from one run to the next.
-Maker = Callable[[Setup], AbstractContextManager]
 
 
 @contextmanager
@@ -76,8 +75,8 @@ def _by_parts(setup: Setup, **options: Any) -> Iterator[Stepper | None]:
         yield of_parts(setup.num_envs, actions, reset, envs.send, recv)
 
 
-groups: Maker = partial(_by_parts, num_groups=2)
-first_ready: Maker = partial(_by_parts, batch_size=1)
+groups = partial(_by_parts, num_groups=2)
+first_ready = partial(_by_parts, batch_size=1)
 
 
 def form_of(form: str, setup: Setup) -> dict[str, Any]:

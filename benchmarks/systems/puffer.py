@@ -8,7 +8,7 @@ from typing import Any
 
 from mpi_rollout.studies.compare.systems import Setup
 from mpi_rollout.studies.compare.turn import SEED, Stepper
-from systems.stepped import actions_of, function_of, in_turn
+from systems.stepped import actions_of, in_turn, make_env
 
 
 @contextlib.contextmanager
@@ -17,7 +17,7 @@ def serial(setup: Setup, backend: str = "Serial", **more: Any) -> Iterator[Stepp
     with TemporaryDirectory() as folder, contextlib.chdir(folder):  # It puts a link into the working folder.
         import pufferlib.emulation
         import pufferlib.vector
-    make = partial(pufferlib.emulation.GymnasiumPufferEnv, env_creator=function_of(setup))
+    make = partial(pufferlib.emulation.GymnasiumPufferEnv, env_creator=partial(make_env, setup.env["env"]))
     envs = pufferlib.vector.make(make, backend=backend, num_envs=setup.num_envs, **more)
 
     def step(actions: Any) -> Any:

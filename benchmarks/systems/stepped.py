@@ -1,7 +1,6 @@
 """What the modules of other libraries share: envs of any Gymnasium, and actions that were drawn."""
 
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from itertools import cycle
 from typing import Any
@@ -17,11 +16,6 @@ def make_env(env: str) -> Any:
     if env.startswith("ALE/"):
         import_module("ale_py")
     return gymnasium.make(env)
-
-
-def function_of(setup: Setup) -> Callable[[], Any]:
-    """What makes an env; processes of any kind of start can be sent it."""
-    return partial(make_env, setup.env["env"])
 
 
 def actions_of(setup: Setup) -> list[Any]:

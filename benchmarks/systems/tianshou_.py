@@ -9,14 +9,14 @@ import numpy as np
 
 from mpi_rollout.studies.compare.systems import Setup
 from mpi_rollout.studies.compare.turn import SEED, Stepper
-from systems.stepped import actions_of, function_of, in_turn
+from systems.stepped import actions_of, in_turn, make_env
 
 
 @contextmanager
 def _of(setup: Setup, kind: str) -> Iterator[Stepper]:
     import tianshou.env
 
-    envs = getattr(tianshou.env, kind)([function_of(setup)] * setup.num_envs)
+    envs = getattr(tianshou.env, kind)([partial(make_env, setup.env["env"])] * setup.num_envs)
     envs.seed(SEED)
 
     def step(actions: Any) -> Any:
