@@ -16,8 +16,7 @@ from mpi_rollout.studies.jobs import JobOptions
 from mpi_rollout.studies.statistics import NoFit
 from mpi_rollout.studies.study_file import StudyFile, read_study
 
-sys.path.insert(0, str(CLONE / "benchmarks"))
-sys.path.insert(0, str(CLONE / "benchmarks" / "model"))
+sys.path += [str(CLONE / "benchmarks"), str(CLONE / "benchmarks" / "model")]  # After the helpers of tests.
 
 from model_study import Fitting, make_study
 from sleeping import SleepingEnv
