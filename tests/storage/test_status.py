@@ -128,7 +128,7 @@ def test_what_stands_in_its_way_is_not_followed_and_not_waited_for(tmp_path: Pat
     assert os.listdir(tmp_path) == ["victim"]
 
 
-@pytest.mark.mpi(1, 2)
+@pytest.mark.mpi(2)
 def test_a_start_that_another_one_outran_leaves_the_status_of_that_one(job: Job, num_ranks):
     """The envs of this one are made after it has looked what there is: they play the other start."""
     arguments = ("--env-factory", "unruly_envs:Outrunning", *RUN[2:])

@@ -24,7 +24,7 @@ from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.storage.verification import check_chunks, verify
 
 
-@pytest.fixture(params=["complete", "ended", "running"])
+@pytest.fixture(params=["complete", "running"])
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return written(tmp_path, request.param)
 
@@ -44,8 +44,11 @@ def chunk_of(path: Path, name: str, *place: int) -> tuple[int, int]:
     return found.byte_offset, found.size
 
 
-@pytest.mark.parametrize("space", [SMALL, LARGE_ROWS, IMAGES], ids=["small", "large", "images"])
-@pytest.mark.parametrize("kind", ["complete", "ended", "running"])
+@pytest.mark.parametrize(
+    ("kind", "space"),
+    [("complete", SMALL), ("ended", LARGE_ROWS), ("running", IMAGES), ("running", SMALL)],
+    ids=["complete", "ended", "images", "running"],
+)
 def test_a_whole_file_is_found_whole(tmp_path: Path, kind: str, space: spaces.Space):
     path = written(tmp_path, kind, space)
     found = verify(quiet, str(path))
@@ -315,7 +318,7 @@ def test_what_cannot_be_recovered_is_refused_in_one_line(job: Job):
     assert [each.name for each in job.folder.iterdir()] == ["killed.h5.part"]
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 7, 8, 9, 15, 16, 21])
+@pytest.mark.parametrize("num_steps", [1, 7, 8, 9, 21])
 def test_writing_can_go_on_behind_a_copied_prefix(tmp_path: Path, num_steps: int):
     """As a run that is resumed does it."""
     path = written(tmp_path, "running")
