@@ -64,9 +64,7 @@ def test_the_actions_of_one_step_are_a_fragment_of_one():
     [
         (Command.STEP, 1, 1),
         (Command.STEP, 5, 5),
-        (Command.RESET, 0, 1),
         (Command.STOP, 75, 1),
-        (Command.SWITCH, 2, 1),
     ],
 )
 def test_an_order_says_how_many_rows_come_back(command: Command, argument: int, num_rows: int):

@@ -11,19 +11,7 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import UsageError
 from mpi_rollout.ranks import agreement
 
-SHORT = (
-    "--env",
-    "CartPole-v1",
-    "--num-envs",
-    "4",
-    "--num-steps",
-    "20",
-    "--progress",
-    "none",
-    "--start-timeout-s",
-    "1",
-    *OUT,
-)
+SHORT = ("--env", "CartPole-v1", "--num-envs", "4", "--progress", "none", "--start-timeout-s", "1", *OUT)
 OTHER = "from mpi4py import MPI; import time; time.sleep(20)"
 
 
