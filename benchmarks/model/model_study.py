@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from step_model import Calibration, Constants, ExchangePoint, Way, Workload, calibrate, predict
 
 from mpi_rollout.studies.jobs import JobOptions
-from mpi_rollout.studies.statistics import Interval, NoFit, median_interval, median_of
+from mpi_rollout.studies.statistics import Interval, NoFit, median_interval
 from mpi_rollout.studies.study import Point, Sample, Study
 from mpi_rollout.studies.study_file import StudyFile
 
@@ -121,8 +122,8 @@ class Fitting:
     def _exchange_point(self, point: Point) -> ExchangePoint:
         """Return what an exchange took.  Laying out rows that nobody stores is the root's work too."""
         jobs = self._done[point]
-        seconds = median_of((job.exchange_s + job.write_s) / job.num_steps for job in jobs)
-        policy_s = median_of(job.policy_s / job.num_steps for job in jobs)
+        seconds = median((job.exchange_s + job.write_s) / job.num_steps for job in jobs)
+        policy_s = median(job.policy_s / job.num_steps for job in jobs)
         return ExchangePoint(point.num_ranks, jobs[0].num_envs, jobs[0].exchange_bytes, seconds, policy_s)
 
     def _leave_one_out(self) -> list[Constants]:
@@ -138,8 +139,8 @@ class Fitting:
         for point in self.fitted(is_crowded=True):
             jobs = self._done[point]
             if jobs[0].oversubscribed:
-                step_s = median_of(job.seconds / job.num_steps for job in jobs)
-                in_envs_s = median_of((job.env_s + job.idle_s) / job.num_steps for job in jobs)
+                step_s = median(job.seconds / job.num_steps for job in jobs)
+                in_envs_s = median((job.env_s + job.idle_s) / job.num_steps for job in jobs)
                 step = predict(Constants(), self._workload(point), point.num_ranks)
                 above += (in_envs_s - step.env_s - step.waiting_s) * point.num_ranks / step_s**2
                 below += (point.num_ranks / step_s) ** 2
@@ -158,7 +159,7 @@ class Fitting:
             if other.num_ranks == 1 and self._sleep(other, job) == self._sleep(point, first)
         ]
         slept_s, spread_s, _ = self._sleep(point, first)
-        step_s = median_of(alone) if alone else slept_s
+        step_s = median(alone) if alone else slept_s
         return Workload(envs, step_s, spread_s, first.order_bytes / first.num_envs, first.slot_bytes)
 
     def _sleep(self, point: Point, job: Sample) -> tuple[float, float, int]:

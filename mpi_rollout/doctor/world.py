@@ -64,8 +64,9 @@ def vendor_of(library: str) -> str:
     return OPEN_MPI if OPEN_MPI in library else MPICH
 
 
-def how_to_start(library: str, path: str, launcher: Launcher | None) -> str:
+def how_to_start(library: str, path: str, environ: Mapping[str, str]) -> str:
     """Return the command that starts ranks of this library."""
+    launcher = launcher_of(environ)
     if launcher is not None and launcher.name.startswith("srun"):
         return f"srun --mpi={'pmix' if vendor_of(library) == OPEN_MPI else 'pmi2'} (see srun --mpi=list)"
     beside = Path(path).parent.parent / "bin" / "mpiexec"
@@ -85,7 +86,7 @@ def how_to_bind(environ: Mapping[str, str]) -> str:
 def judge_launcher(library: str, path: str, environ: Mapping[str, str]) -> Finding:
     """Check that the launcher is of the MPI library that mpi4py has loaded."""
     launcher = launcher_of(environ)
-    start = how_to_start(library, path, launcher)
+    start = how_to_start(library, path, environ)
     if launcher is None:
         return Finding("launcher", "none: one process", advice=f"start it as you start runs: {start} {COMMAND}")
     if launcher.vendor and launcher.vendor != vendor_of(library):
@@ -98,7 +99,7 @@ def judge_size(size: int, library: str, path: str) -> Finding:
     """Compare the size of the world with the number of ranks that the launcher claims in the environment."""
     num_claimed, variable = world.claimed_size()
     if size == 1 and num_claimed > 1:
-        start = how_to_start(library, path, launcher_of(os.environ))
+        start = how_to_start(library, path, os.environ)
         text = f"{num_claimed} processes were started ({variable}={num_claimed}), each is alone in its MPI world"
         return Finding("world", text, BAD, f"start with {start}: now each would do the whole run by itself")
     return Finding("world", counted(size, "rank"), figures={"num_ranks": size})
@@ -130,7 +131,7 @@ def examine_world(report: Reporter, timeout_s: float) -> None:
         report(Finding("library", text, WARN if is_one else BAD, advice))
         return report.done()
     report(Finding("library", f"{library}, {path or 'path unknown'}"), judge_launcher(library, path, os.environ))
-    start = how_to_start(library, path, launcher_of(os.environ))
+    start = how_to_start(library, path, os.environ)
     report.doing("MPI_Init", f"start with {start}; if that is what you did, run: {start} hostname")
     from mpi4py import MPI
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
-from mpi_rollout.core.partition import Division, Partition
+from mpi_rollout.core.partition import Division
 from mpi_rollout.exchange.direct import DirectTransport, SwitchingTransport
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.orders import Contents
@@ -45,8 +45,8 @@ class Exchanges:
         way: str = "spin",  # How ranks wait, see `waiting.wait_maker`.
     ) -> None:
         self.division, self.contents, self.is_surviving, self.way = division, contents, is_surviving, way
-        self._make_wait = wait_maker(way)
-        self._wait = self._make_wait()
+        make_wait = wait_maker(way)
+        self._wait = make_wait()
         self.num_stepping = len(division.stepping_ranks)
         partitions = division.partitions
         self._comms = [comm.Dup()] if division.first_ready else [comm.Dup() for _ in partitions]
@@ -56,7 +56,9 @@ class Exchanges:
         self.num_slots = 0
         for exchange_comm, (first_rank, partition) in zip(comms, partitions, strict=True):
             if comm.rank == ROOT or comm.rank in range(first_rank, first_rank + partition.num_ranks):
-                self.all.append(self._make_exchange(exchange_comm, first_rank, partition))
+                kind = self._kind(first_rank)
+                wait = Wait() if kind is SwitchingTransport else make_wait()
+                self.all.append(Exchange(exchange_comm, partition, first_rank, contents, kind, wait))
                 self.slots.append(slice(self.num_slots, self.num_slots + partition.num_ranks))
             self.num_slots += partition.num_ranks
         # A communicator that shrinks is the only one, so all its ranks send the same messages in the same order.  Its
@@ -65,11 +67,6 @@ class Exchanges:
         self.rank_of_slot = np.concatenate([first + np.arange(partition.num_ranks) for first, partition in partitions])
         self.callers = [each for each in self.all if each.first_rank != ROOT] if division.first_ready else self.all[:1]
         self._noted: list[int] = []  # Callers whose slots have come, and are not taken yet.
-
-    def _make_exchange(self, comm: "MPI.Intracomm", first_rank: int, partition: Partition) -> Exchange:
-        kind = self._kind(first_rank)
-        wait = Wait() if kind is SwitchingTransport else self._make_wait()
-        return Exchange(comm, partition, first_rank, self.contents, kind, wait)
 
     def _kind(self, first_rank: int) -> type[Transport]:
         if self.is_surviving:

@@ -117,7 +117,7 @@ def write_columns(
     except (TypeError, ValueError) as error:
         for place, why in _misfits(rows, given, leaf):
             raise DataError(
-                f"env {first_env_index + place}: its info {_name(leaf)!r} should be {leaf.dtype} of shape "
+                f"env {first_env_index + place}: its info {leaf.path!r} should be {leaf.dtype} of shape "
                 f"{leaf.shape}, {why}; {way_out}"
             ) from error
         for row, value in zip(rows, given, strict=True):  # NumPy makes floats of an int64 beside a uint64.
@@ -146,17 +146,13 @@ def _misfits(rows: Any, given: Any, leaf: Leaf) -> Iterator[tuple[int, str]]:
             yield int(row), why
 
 
-def _name(leaf: Leaf) -> str:
-    return "/".join(map(str, leaf.keys))
-
-
 def _find(infos: InfoDict, leaf: Leaf, num_envs: int, way_out: str) -> tuple[Sequence[int] | np.ndarray, Any]:
     """Return the rows and values of one info, of the entries of a loop or of the infos of a vector env."""
     rows: Any = []
     values: Any = infos
     for key in leaf.keys:
         if not isinstance(values, dict):
-            raise DataError(f"infos: {_name(leaf)!r}: {leaf.keys[0]!r} is not a dict in what the envs say; {way_out}")
+            raise DataError(f"infos: {leaf.path!r}: {leaf.keys[0]!r} is not a dict in what the envs say; {way_out}")
         entry = values.get(key)
         if entry is None:
             return [], []

@@ -130,17 +130,11 @@ def abort(comm: "MPI.Comm", code: int) -> NoReturn:
     _await_reader(STDERR)
     release()
     exits.allow_all()  # MPI_Abort may call exit().
-    if is_guarded() and _is_last():
+    mpi = loaded_mpi()
+    if mpi is not None and is_guarded() and mpi.COMM_WORLD.Get_failed().size == mpi.COMM_WORLD.size - 1:
         exits.leave_now(code)  # With --with-ft ulfm, mpirun (5.0.11) makes 0 of the code of the last rank's MPI_Abort.
     comm.Abort(code)
     exits.leave_now(code)  # MPICH's (5.0.2) returned twice in a thousand jobs, and the rank went on.
-
-
-def _is_last() -> bool:
-    """Tell whether all other ranks are lost; only ULFM tells."""
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD.Get_failed().size == MPI.COMM_WORLD.size - 1
 
 
 def _await_reader(descriptor: int, timeout_s: float = 1.0) -> None:
@@ -189,18 +183,6 @@ def leave(code: int, finalizes: bool = True) -> NoReturn:
     exits.leave_now(code)
 
 
-def watch_end(comm: "MPI.Comm", code: int) -> "EndWatch":
-    """End this rank after its program is through, with this code if the program gives no other."""
-    watch = _end_watch(rank_and_host(comm.rank))
-    watch.code = code
-    return watch
-
-
-@cache
-def _end_watch(place: str) -> "EndWatch":
-    return EndWatch(place)
-
-
 class EndWatch:
     """Ends a process that threads, `atexit` or `__del__` of envs keep from ending after its main thread is through.
 
@@ -236,6 +218,16 @@ class EndWatch:
         with suppress(Exception):
             finalize()
         exits.leave_now(code)
+
+
+_end_watch = cache(EndWatch)
+
+
+def watch_end(comm: "MPI.Comm", code: int) -> EndWatch:
+    """End this rank after its program is through, with this code if the program gives no other."""
+    watch = _end_watch(rank_and_host(comm.rank))
+    watch.code = code
+    return watch
 
 
 def end_timeout_s(default_s: float = END_TIMEOUT_S) -> float:

@@ -34,7 +34,8 @@ class Contents:
     """What orders and slots carry: the spaces of a single env, and what slots have besides results and observations.
 
     With `counts_only`, slots do not have those either: nobody reads what the envs give.  `extras` are what a policy
-    gives besides actions; where slots have actions, they have these too.  With `keeps_infos` the infos are stored.
+    gives besides actions; where slots have actions, they have these too.  With `keeps_infos` the infos are those that a
+    run stores; with `pickles_infos` all of them follow the slots.
     """
 
     observation_space: Space
@@ -45,6 +46,7 @@ class Contents:
     counts_only: bool = False
     extras: tuple[Leaf, ...] = ()
     keeps_infos: bool = False
+    pickles_infos: bool = False
 
     @property
     def kept_infos(self) -> tuple[Leaf, ...]:

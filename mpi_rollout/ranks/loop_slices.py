@@ -8,7 +8,7 @@ from mpi_rollout.core.layout import ALIGNMENT
 from mpi_rollout.envs.inputs import Reset, Step, Values
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.exchange.exchange import Exchange
-from mpi_rollout.exchange.infos import Infos, add_info
+from mpi_rollout.exchange.infos import add_info
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.watchdog import Work
@@ -21,15 +21,8 @@ class LoopSlice(Slice):
     arrays of their own, which are copied into the slot row by row.
     """
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        envs: LoopVectorEnv,
-        infos: Infos = "none",
-        random: RandomPolicy | None = None,
-        keeps_infos: bool = False,
-    ):
-        super().__init__(exchange, envs, infos, random, keeps_infos)
+    def __init__(self, exchange: Exchange, envs: LoopVectorEnv, random: RandomPolicy | None):
+        super().__init__(exchange, envs, random)
         self._loop, self._copies_rows, self._first_seed = envs, False, self.env_indices.start
         envs.infos.add_one, envs.masks = add_info, self.masks
         self.step, self.faults = envs.step, envs.faults

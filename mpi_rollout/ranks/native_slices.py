@@ -19,7 +19,6 @@ from mpi_rollout.envs.outputs import Casting, misfit
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns, as_rollout
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.exchange import Exchange
-from mpi_rollout.exchange.infos import Infos
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.slices import OF_RESET, Choose, Slice
 from mpi_rollout.ranks.watchdog import Work
@@ -30,21 +29,16 @@ class NativeSlice(Slice):
     """Natively vectorized envs; they fail together, so none is restarted."""
 
     def __init__(
-        self,
-        exchange: Exchange,
-        envs: VectorEnv,
-        infos: Infos = "none",
-        random: RandomPolicy | None = None,
-        keeps_infos: bool = False,
-        on_fault: OnFault = ABORT,
+        self, exchange: Exchange, envs: VectorEnv, random: RandomPolicy | None = None, on_fault: OnFault = ABORT
     ):
-        super().__init__(exchange, envs, infos, random, keeps_infos)
+        super().__init__(exchange, envs, random)
         self.step = self._step
         self._checks = OutputChecks(envs.single_observation_space, on_fault)
         self._casting, self._leaves = Casting(on_fault.strict_dtypes), leaves(envs.single_observation_space)
         self._has_reset_rows = envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
         # The envs, if they can take all steps of a fragment in one call, and nobody looks at each step.
-        self._rollout: Rollout | None = None if infos != "none" or self._checks else as_rollout(envs)
+        has_infos = exchange.contents.infos or exchange.contents.pickles_infos
+        self._rollout: Rollout | None = None if has_infos or self._checks else as_rollout(envs)
         if random is not None:
             random.are_bits_narrow = getattr(self._rollout, "takes_uint8", False)
         self._envs_named = f"envs {self.env_indices.start} to {self.env_indices.stop - 1}"

@@ -47,9 +47,7 @@ class Plan:
 
     make: EnvMaker
     division: Division
-    seed: int | None = (
-        None  # Of a run, whose episodes have seeds of their own; None leaves them to the envs' generators.
-    )
+    seed: int | None = None  # Of a run, whose episodes have seeds of their own; else the envs' generators have them.
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
     infos: Infos = "none"
     on_fault: OnFault = ABORT
@@ -60,9 +58,7 @@ class Plan:
     make_model: Callable[[], Model] | None = None  # Makes that policy, if each rank can.
     keeps_extras: bool = False  # What this policy gives besides actions is sent to the root.
     is_read: bool = True  # The policy, a trainer or a file reads what the envs give.
-    keeps_infos: bool = (
-        False  # A run stores the infos; "all" are those that the first env's first infos have as numbers.
-    )
+    keeps_infos: bool = False  # A run stores the infos; "all" are those that are numbers in the first env's first ones.
 
     def __post_init__(self) -> None:
         check_num_envs(self.division.num_envs, self.division.num_ranks)
@@ -225,6 +221,7 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
         counts_only=not plan.is_read,
         extras=rank_envs.model.extras if rank_envs.model is not None and plan.keeps_extras else (),
         keeps_infos=plan.keeps_infos,
+        pickles_infos=wanted == "all",
     )
     # Only MPI's own waits report ranks that are lost.
     way = "spin" if plan.is_surviving else way_to_wait(comm) if plan.wait == "auto" else plan.wait
@@ -233,10 +230,10 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
     def slice_of(exchange: Exchange, envs: VectorEnv) -> Slice:
         random = RandomPolicy(facts.action_space, exchange.envs, plan.seed or 0) if plan.is_random else None
         if isinstance(envs, LoopVectorEnv):
-            return LoopSlice(exchange, envs, wanted, random, plan.keeps_infos)
-        return NativeSlice(exchange, envs, wanted, random, plan.keeps_infos, plan.on_fault)
+            return LoopSlice(exchange, envs, random)
+        return NativeSlice(exchange, envs, random, plan.on_fault)
 
-    own = [exchange for exchange in exchanges.all if exchange.envs]
+    own = (exchange for exchange in exchanges.all if exchange.envs)
     worker = Worker(exchanges, list(map(slice_of, own, rank_envs.envs)), rank_envs.model)
     worker.watch(plan.on_fault.timeout_s)
     return worker, facts

@@ -17,7 +17,7 @@ from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step, Values
 from mpi_rollout.envs.replaying import Past, ReplayingEnvs
 from mpi_rollout.envs.single_envs import Restart
 from mpi_rollout.exchange.exchange import Exchange
-from mpi_rollout.exchange.infos import TRAINERS_WAY_OUT, Infos, write_columns
+from mpi_rollout.exchange.infos import TRAINERS_WAY_OUT, write_columns
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.watchdog import Work
@@ -31,14 +31,8 @@ Choose = Callable[[Tree, range, int], tuple[list[np.ndarray], list[np.ndarray]]]
 class Slice(ABC):
     """The envs of one rank that take part in one exchange.
 
-    Parameters
-    ----------
-    infos
-        "none", "all" or a mapping, see `infos`.
-    random
-        The random policy of a run: it chooses where an order leaves that to the ranks, or where envs have action masks.
-    keeps_infos
-        The infos are stored: they are of a run, not of a trainer.
+    `random` is the random policy of a run: it chooses where an order leaves that to the ranks, or where envs have
+    action masks.
 
     Attributes
     ----------
@@ -56,17 +50,10 @@ class Slice(ABC):
     step: Callable[[Tree], Step]  # The envs' own `step`, called without a detour.
     _first_seed = 0  # The first env's seed, where seed 0 of the job gives another one.
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        envs: VectorEnv,
-        infos: Infos = "none",
-        random: RandomPolicy | None = None,
-        keeps_infos: bool = False,
-    ):
+    def __init__(self, exchange: Exchange, envs: VectorEnv, random: RandomPolicy | None):
         self.exchange, self.envs, self.env_indices = exchange, envs, exchange.envs
         self.num_steps = self.num_done = self._num_calls = 0
-        self._pickles_infos, self._way_out = infos == "all", RUNS_WAY_OUT if keeps_infos else TRAINERS_WAY_OUT
+        self._way_out = RUNS_WAY_OUT if exchange.contents.keeps_infos else TRAINERS_WAY_OUT
         self.restarts: list[str] = []
         self.faults: list[Restart] = []  # Restarts of the step under way.
         self._space, self._action_leaves = envs.single_action_space, leaves(envs.single_action_space)
@@ -239,7 +226,7 @@ class Slice(ABC):
         faults = self.faults[:]
         self.faults.clear()
         self.restarts += [f"step {self.num_steps}: {message}; {times}" for _, message, times in faults]
-        if faults and not self._pickles_infos:
+        if faults and not self.exchange.contents.pickles_infos:
             self.exchange.own_marks[row] = RESTARTED
             self._put_infos({"faults": [fault[:2] for fault in faults]}, row)
 
@@ -283,7 +270,7 @@ class Slice(ABC):
         """Fill a row of the slot with what the envs gave, and send their infos after it."""
         self._put(outputs, row, names)
         infos, leaves_of_infos = outputs[-1], self.exchange.layout.infos
-        if infos and self._pickles_infos:
+        if infos and self.exchange.contents.pickles_infos:
             self._put_infos(infos, row)
         if leaves_of_infos:
             columns = self.exchange.slot_rows[row].info_arrays

@@ -6,12 +6,13 @@ sample a job.  A job of more ranks is compared with that, not with this program 
 
 from collections.abc import Callable
 from functools import cached_property
+from statistics import median
 
 import numpy as np
 
 from mpi_rollout.config import AUTO
 from mpi_rollout.studies import statistics
-from mpi_rollout.studies.statistics import Fit, Interval, NoFit, median_interval, median_of
+from mpi_rollout.studies.statistics import Fit, Interval, NoFit, median_interval
 from mpi_rollout.studies.study import PHASES, Sample
 from mpi_rollout.studies.study_file import StudyFile
 
@@ -31,21 +32,21 @@ class PointFigures:
         self.oversubscribed, self.slept = any(job.oversubscribed for job in jobs), any(job.slept for job in jobs)
         self.rate = median_interval([job.env_steps_per_s for job in jobs])
         self.limit = median_interval([_bare(job) for job in jobs])
-        self.of_limit = median_of(job.env_steps_per_s / _bare(job) for job in jobs)
+        self.of_limit = median(job.env_steps_per_s / _bare(job) for job in jobs)
         self.speed_up = statistics.ratio(self.rate, base) if base else None
         self.efficiency = self.speed_up.scaled(1 / self.num_ranks) if self.speed_up else None
         self.karp_flatt = statistics.karp_flatt(self.speed_up.median, self.num_ranks) if self.speed_up else np.nan
         useful_s = [np.array([rank.env_s for rank in job.ranks]) for job in jobs]
-        self.load_balance = median_of(each.mean() / each.max() for each in useful_s)
+        self.load_balance = median(each.mean() / each.max() for each in useful_s)
         busiest = zip(useful_s, jobs, strict=True)
-        self.communication_efficiency = median_of(each.max() / job.seconds for each, job in busiest)
-        self.cpu_share = median_of(min(rank.cpu_share for rank in job.ranks) for job in jobs)
-        self.shares = {name: median_of(getattr(job, f"{name}_s") / job.seconds for job in jobs) for name in PHASES}
+        self.communication_efficiency = median(each.max() / job.seconds for each, job in busiest)
+        self.cpu_share = median(min(rank.cpu_share for rank in job.ranks) for job in jobs)
+        self.shares = {name: median(getattr(job, f"{name}_s") / job.seconds for job in jobs) for name in PHASES}
         self.losses: dict[str, float] = {}
         if base:
-            env_step_s = median_of(job.env_s * self.num_ranks / job.env_steps for job in jobs)
+            env_step_s = median(job.env_s * self.num_ranks / job.env_steps for job in jobs)
             self.losses = self.shares | {"env": self.shares["env"] * (1 - 1 / base.median / env_step_s)}
-        self.exchange_s = median_of(job.exchange_s / job.num_steps for job in jobs)
+        self.exchange_s = median(job.exchange_s / job.num_steps for job in jobs)
         self.exchange_bytes = jobs[0].exchange_bytes
 
 
@@ -114,7 +115,7 @@ def analyses(file: StudyFile) -> list[Analysis]:
 
 
 def _bare(job: Sample) -> float:
-    return median_of(bare for _, bare in job.limit)
+    return median(bare for _, bare in job.limit)
 
 
 def _attempt(make: Callable[[], Fit]) -> Fit | NoFit:

@@ -6,7 +6,7 @@ points a model needs.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,11 +34,6 @@ class Interval:
     def shown(self, form: str) -> str:
         """Return it as text; `form` is the format of a number."""
         return f"{self.median:{form}} ({self.low:{form}} to {self.high:{form}})"
-
-
-def median_of(values: Iterable[float]) -> float:
-    """Return the median as a plain number."""
-    return float(np.median(list(values)))
 
 
 def reaches(intervals: Sequence[Interval]) -> list[list[float]]:

@@ -95,7 +95,6 @@ class Sample:
     slot_bytes: int = 0
     oversubscribed: bool = False
     slept: bool = False
-    binding: str = ""
     hosts: str = ""
     mpi_library: str = ""
     fragment_length: int = 1
@@ -138,12 +137,14 @@ def sample_of(point: Point, started: str, num_cores: int, outcome: Summary) -> S
     if not outcome["in_lockstep"]:  # See `RunFigures.losses`.
         exchange = sum(shares[name] for name in ("send", "gather", "other"))
         shares |= {"envs": shares["step"], "imbalance": 0.0, "exchange": exchange}
-    crowds = [(len(there), len(set().union(*there))) for there in _by_host(ranks, "physical_cores")]
+    by_host: dict[str, list[list[int]]] = {}
+    for rank in ranks:
+        by_host.setdefault(rank["host"], []).append(rank["physical_cores"])
+    crowds = [(len(there), len(set().union(*there))) for there in by_host.values()]
     return Sample(
         point=point,
         started=started,
-        hosts=", ".join(dict.fromkeys(rank["host"] for rank in ranks)),
-        binding=_binding(_by_host(ranks, "cores")),
+        hosts=", ".join(by_host),
         oversubscribed=any(num_ranks > min(num_cores, num_own) for num_ranks, num_own in crowds),
         ranks=tuple(_rank_of(rank, env_s) for rank, env_s in zip(ranks, outcome["step_s"], strict=True)),
         limit=tuple((float(rate), float(bare)) for rate, bare in outcome["limit"]),
@@ -156,24 +157,6 @@ def _rank_of(rank: Summary, env_s: float) -> Rank:
     seconds = {f"{name}_s": rank["seconds"][name] for name in ("policy", "send", "wait", "gather", "write")}
     reported = {name: rank[name] for name in ("rank", "host", "num_envs", "cpu_share")}
     return Rank(cores=ranges(rank["cores"]), env_s=env_s, **reported, **seconds)
-
-
-def _by_host(ranks: Sequence[Summary], which: str) -> list[list[set[int]]]:
-    """Return host by host the hardware threads of each rank, or the physical cores that these belong to."""
-    hosts: dict[str, list[set[int]]] = {}
-    for rank in ranks:
-        hosts.setdefault(rank["host"], []).append(set(rank[which]))
-    return list(hosts.values())
-
-
-def _binding(hosts: list[list[set[int]]]) -> str:
-    if all(len(there) == 1 for there in hosts):
-        return "one rank per host"
-    if all(cores == there[0] for there in hosts for cores in there):
-        return "none"
-    if all(sum(map(len, there)) == len(set().union(*there)) for there in hosts):
-        return "cores of their own"
-    return "some ranks share cores"
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -130,6 +130,8 @@ def _checked(path: str, contents: dict[str, Any]) -> StudyFile:
         raise ContentError("what it holds is not what was written: its digest does not fit")
     stored = {name: contents[name] for name in ("study", "facts", "origin", "samples")}
     stored["study"]["run"] = renamed(stored["study"]["run"])
+    for sample in stored["samples"]:
+        sample.pop("binding", None)  # Of older files: it follows from the ranks' cores.
     file: StudyFile = _decoded(stored, StudyFile)
     if missing := {"cpu_model", "num_cores", "command", "host", "started"} - {*file.facts, *file.origin}:
         raise ContentError(f"it has no {min(missing)}")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import gymnasium
 
@@ -21,7 +22,7 @@ from mpi_rollout.studies.jobs import JobOptions, JobRunner, Options, arguments_o
 from mpi_rollout.studies.machine import machine_facts, origin, place_and_time
 from mpi_rollout.studies.report import aligned
 from mpi_rollout.studies.scaling import Runner, commands_of, warm_up_of
-from mpi_rollout.studies.statistics import Interval, median_interval, median_of
+from mpi_rollout.studies.statistics import Interval, median_interval
 from mpi_rollout.studies.study import Point, Sample, Study
 from mpi_rollout.studies.study_file import StudyFile
 from mpi_rollout.text import counted
@@ -105,7 +106,7 @@ def limit_of(samples: Sequence[Sample], most: int, is_native: bool) -> float:
     """Return the env steps per second of bare loops on all ranks at once; 0 where no job measured it."""
     on_all = [each for each in samples if each.point.num_ranks == most and _is_native(each.point) == is_native]
     limits = [bare for each in on_all if "root_envs" not in dict(each.point.options) for _, bare in each.limit]
-    return median_of(limits) if limits else 0.0
+    return median(limits) if limits else 0.0
 
 
 def tune(run: Options, ranks: Sequence[int], trial_s: float, jobs: JobOptions) -> int:

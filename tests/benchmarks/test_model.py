@@ -16,8 +16,7 @@ from mpi_rollout.studies.jobs import JobOptions
 from mpi_rollout.studies.statistics import NoFit
 from mpi_rollout.studies.study_file import StudyFile, read_study
 
-sys.path.insert(0, str(CLONE / "benchmarks"))
-sys.path.insert(0, str(CLONE / "benchmarks" / "model"))
+sys.path += [str(CLONE / "benchmarks"), str(CLONE / "benchmarks" / "model")]  # After the helpers of tests.
 
 from model_study import Fitting, make_study
 from sleeping import SleepingEnv
@@ -155,14 +154,12 @@ def test_the_slowest_of_long_sums_is_that_of_normal_times():
     for num_ranks, expected in ((2, 1 / math.sqrt(math.pi)), (1000, 3.2414)):
         found = slowest(num_ranks, 10_000, 1e-4, 1e-5)
         assert (found - 1) / 1e-3 == pytest.approx(expected, rel=0.002)
-
-
-def test_the_slowest_of_sums_is_that_of_a_sum_with_a_smaller_spread():
+    # A sum of envs is an env with a smaller spread.
     assert slowest(32, 4, 1e-3, 1e-3) == pytest.approx(slowest(32, 1, 4e-3, 2e-3))
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("env_step_s", [1e-6, 1e-5, 1e-4, 1e-3])
+@pytest.mark.parametrize("env_step_s", [1e-6, 1e-3])
 def test_the_root_saturates_where_trying_every_number_of_ranks_finds_it(env_step_s, way):
     work = replace(WORK, env_step_s=env_step_s)
 
@@ -179,8 +176,7 @@ def test_without_costs_nothing_saturates():
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("env_step_s", [1e-8, 1e-7, 1e-6, 1e-5, 1e-3])
-@pytest.mark.parametrize("root_s", [0.0, 2e-5])
+@pytest.mark.parametrize(("env_step_s", "root_s"), [(1e-8, 0.0), (1e-8, 2e-5), (1e-5, 2e-5), (1e-3, 2e-5)])
 def test_no_number_of_ranks_has_a_rate_above_the_ceiling(env_step_s, root_s, way):
     """Also of envs so short that a second rank costs the root more than it brings."""
     work, constants = replace(WORK, env_step_s=env_step_s), replace(MADE_UP, root_s=root_s, policy_s=root_s / 2)
@@ -199,9 +195,8 @@ def test_the_measured_study_gives_the_constants_that_the_readme_tells_of():
     assert fitting.result.worst_error == pytest.approx(0.132, abs=0.001)
     assert fitting.result.constants.root_s_per_rank == pytest.approx(3.92e-5, rel=0.001)
     [held_out] = [check for check in fitting.checks if check.is_held_out]
-    assert held_out.error == pytest.approx(-0.039, abs=0.001) and held_out.measured.median == pytest.approx(
-        0.02987, rel=1e-3
-    )
+    assert held_out.error == pytest.approx(-0.039, abs=0.001)
+    assert held_out.measured.median == pytest.approx(0.02987, rel=1e-3)
 
 
 def test_what_is_held_out_changes_no_constant():
@@ -243,10 +238,8 @@ def test_a_file_is_shown_and_drawn_with_its_machine_and_what_was_held_out(tmp_pa
     assert done.returncode == 0, done.stderr
     told = done.stdout.splitlines()
     assert told[0].endswith("4 envs per rank: vm (Intel(R) Xeon(R) Processor, 2 cores), 2026-11-21")
-    assert "held out, 64 ranks, lockstep: computed -3.9 %" in told and told[-2:] == [
-        "model-curves.png",
-        "model-curves.svg",
-    ]
+    assert "held out, 64 ranks, lockstep: computed -3.9 %" in told
+    assert told[-2:] == ["model-curves.png", "model-curves.svg"]
     assert sum(line.endswith("computed:") for line in told) == 2
 
 

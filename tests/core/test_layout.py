@@ -61,24 +61,6 @@ def test_the_columns_of_a_slot_are_contiguous_in_cache_lines_of_their_own(
         assert array.shape == (rows, *leaf.shape) and array.dtype == leaf.dtype
 
 
-@pytest.mark.parametrize("make", [SlotLayout, full_layout], ids=["plain", "full"])
-@pytest.mark.parametrize("space", SPACES, ids=str)
-def test_what_is_written_into_a_slot_is_read_at_the_root(space: spaces.Space, make: Callable[..., SlotLayout]):
-    """Three ranks with up to 4 envs each; the root reads slots that it received one behind the other."""
-    layout = make(space, 4)
-    slots = np.zeros((3, layout.nbytes), np.uint8)
-    draws = np.random.default_rng(0)
-    sent = []
-    for slot, rows in zip(slots, (4, 4, 3), strict=True):
-        columns = layout.columns(slot, rows)
-        draw_into(all_of(columns), draws)
-        sent.append([column.copy() for column in all_of(columns)])
-    for rank, rows in enumerate((4, 4, 3)):
-        for part, column in zip(all_of(layout.columns(slots, 4)), sent[rank], strict=True):
-            assert part.dtype == column.dtype
-            assert part[rank, :rows].tobytes() == column.tobytes()
-
-
 def test_the_headers_of_all_slots_are_seen_in_one_array_each():
     layout = SlotLayout(EVERY_DTYPE, 2)
     slots = np.zeros((3, layout.nbytes), np.uint8)
@@ -107,25 +89,14 @@ def test_a_slot_that_nobody_reads_is_a_cache_line():
     assert block.num_ended.tolist() == [[0, 0]] * 3 + [[7, 8], [0, 0]]
 
 
+@pytest.mark.parametrize("lead", [(), (5,), (2, 3)], ids=str)
+@pytest.mark.parametrize("make", [SlotLayout, full_layout], ids=["plain", "full"])
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_the_head_of_a_slot_has_its_header_and_results_and_nothing_else(space: spaces.Space):
-    """A run keeps the heads of many steps, and makes columns of their results later."""
-    layout = full_layout(space, 3)
-    slots = np.zeros((2, layout.nbytes), np.uint8)
-    columns = layout.columns(slots, 3)
-    for column in all_of(columns):
-        column[...] = 1
-    heads = slots[:, : layout.head_nbytes].copy()
-    for column, expected in zip(layout.outcomes(heads[None]), columns.results, strict=True):
-        assert column.shape == (1, 2, 3) and column[0].tobytes() == expected.tobytes()
-    observations = columns.observation_arrays[0]
-    assert observations.ctypes.data - slots.ctypes.data == layout.head_nbytes
-
-
-@pytest.mark.parametrize("lead", [(), (5,), (2, 3), (1, 2, 3)], ids=str)
-@pytest.mark.parametrize("space", SPACES, ids=str)
-def test_columns_of_many_rows_have_the_axes_of_the_rows_first(space: spaces.Space, lead: tuple[int, ...]):
-    layout = SlotLayout(space, 3, True, INFOS, leaves(Nested.action_space))
+def test_columns_of_many_slots_have_the_axes_of_the_slots_first(
+    space: spaces.Space, make: Callable[..., SlotLayout], lead: tuple[int, ...]
+):
+    """The root reads all slots at once, be there as many envs in one as there is room for or fewer."""
+    layout = make(space, 3)
     rows = np.zeros((*lead, layout.nbytes), np.uint8)
     columns = layout.columns(rows, 2)
     arrays = all_of(columns)
@@ -133,10 +104,12 @@ def test_columns_of_many_rows_have_the_axes_of_the_rows_first(space: spaces.Spac
     for column in arrays:
         assert column.shape[: len(lead) + 1] == (*lead, 2)
     draw_into(arrays, draws)
-    for index in np.ndindex(*lead):
-        one = layout.columns(rows[index], 2)
+    for number, index in enumerate(np.ndindex(*lead)):
+        num_envs = 1 + number % 2
+        one = layout.columns(rows[index], num_envs)
         for column, whole in zip(all_of(one), arrays, strict=True):
-            assert column.tobytes() == whole[index].tobytes()
+            assert column.dtype == whole.dtype and column.tobytes() == whole[index][:num_envs].tobytes()
+    assert columns.observation_arrays[0].ctypes.data - rows.ctypes.data == layout.head_nbytes
     heads = rows.reshape(-1, layout.nbytes)[:, : layout.head_nbytes].copy().reshape(*lead, -1)
     for column, expected in zip(layout.outcomes(heads), columns.results, strict=True):
         assert column[..., :2].tobytes() == expected.tobytes()

@@ -7,7 +7,7 @@ from mpi_rollout.core.layout import split_by_rank
 from mpi_rollout.core.partition import Division, Partition
 from mpi_rollout.errors import UsageError
 
-WORLDS = [(1, 1), (5, 1), (5, 5), (7, 2), (7, 3), (64, 3), (64, 4), (1000, 7), (1001, 1000)]
+WORLDS = [(1, 1), (5, 1), (5, 5), (7, 3), (64, 4), (1001, 1000)]
 worlds = pytest.mark.parametrize(
     ("partition", "num_workers"),
     [
@@ -92,7 +92,7 @@ def test_impossible_numbers_of_envs_ranks_and_groups_are_refused(
     "division",
     [
         Division(num_envs, num_ranks, root_envs, num_groups)
-        for num_envs, num_ranks in [(12, 1), (12, 2), (13, 3), (29, 5), (1000, 7)]
+        for num_envs, num_ranks in [(12, 1), (13, 3), (1000, 7)]
         for root_envs in (None, 0)
         for num_groups in (1, 2, 3)
         if num_ranks > (root_envs == 0) and num_envs >= num_groups * (num_ranks - (root_envs == 0))

@@ -142,12 +142,16 @@ def bounds(low: object, high: object, dtype: str = "f4") -> Bounds:
     return Bounds(np.dtype(dtype), np.array(low, dtype), np.array(high, dtype))
 
 
+FLOAT_MAX = np.finfo(np.float32).max
 BOUNDS = {
     "uniform": (bounds([-1.0, -1.0], [2.0, 2.0]), [[-1.0, 2.0]], [[-1.1, 0.0], [0.0, 2.1], [np.nan, 0], [0, np.inf]]),
     "by component": (bounds([-1.0, 5.0], [2.0, 9.0]), [[-1.0, 9.0], [2.0, 5.0]], [[0.0, 4.0], [3.0, 6.0], [0, np.nan]]),
     "unbounded": (bounds([-np.inf] * 2, [np.inf] * 2), [[-1e30, 1e30]], [[np.inf, 0], [0, -np.inf], [np.nan, 0]]),
     "from below": (bounds([0.0, -np.inf], [np.inf] * 2), [[0.0, -1e30]], [[-1.0, 0.0], [np.inf, 0.0], [0.0, -np.inf]]),
     "whole numbers": (bounds([0, 0], [3, 3], "i8"), [[0, 3]], [[-1, 0], [0, 4]]),
+    "largest": (bounds([-FLOAT_MAX] * 2, [FLOAT_MAX] * 2), [[3e38, -3e38]], [[np.inf, 0], [0, -np.inf]]),
+    "bytes": (bounds([1, 1], [254, 254], "u1"), [[1, 254]], [[0, 5], [5, 255]]),
+    "more than a float": (bounds([-1, -1], [2**62] * 2, "i8"), [[-1, 2**62]], [[0, 2**62 + 1]]),
     "by component, whole": (bounds([0, 2], [3, 8], "i8"), [[0, 8], [3, 2]], [[-1, 2], [0, 1], [4, 2], [0, 9]]),
 }
 
@@ -191,6 +195,7 @@ def test_only_what_a_dtype_can_hold_beyond_its_bounds_is_looked_for(checked: Bou
 
 def test_neither_rounding_nor_no_values_are_wrong():
     assert bounds([0.0], [1.0]).hold(np.zeros((0, 1), np.float32))
+    assert bounds(2, 6, "i8").hold(np.array([[2, 6]])) and not bounds(2, 6, "i8").hold(np.array([[2, 7]]))
     above = np.nextafter(np.float32(3), np.float32(4))
     assert bounds([0.0], [3.0]).hold(np.array([[above]])) and not bounds([0.0], [3.0]).hold(np.array([[above + 1e-5]]))
 

@@ -28,15 +28,11 @@ def ranks(*changes: dict) -> list[RankFacts]:
     return [replace(FIRST, rank=rank, **change) for rank, change in enumerate(changes)]
 
 
-def test_ranks_of_different_versions_are_bad():
-    found = judge_versions(ranks({}, {"host": "node2", "versions": {"python": "3.12.0"}}))
-    assert found.state == BAD
-    assert found.found == "python: rank 0 (node1) has 3.11.2, rank 1 (node2) 3.12.0"
-
-
-def test_ranks_of_different_mpi_libraries_are_bad():
-    found = judge_versions(ranks({}, {"library": "MPICH 4"}))
-    assert found.state == BAD and "rank 1 (node1) MPICH 4" in found.found
+def test_ranks_of_different_versions_or_mpi_libraries_are_bad():
+    versions = judge_versions(ranks({}, {"host": "node2", "versions": {"python": "3.12.0"}}))
+    assert versions.state == BAD and versions.found == "python: rank 0 (node1) has 3.11.2, rank 1 (node2) 3.12.0"
+    library = judge_versions(ranks({}, {"library": "MPICH 4"}))
+    assert library.state == BAD and "rank 1 (node1) MPICH 4" in library.found
 
 
 def test_ranks_that_share_a_core_are_warned_of_with_the_launchers_option():
@@ -52,6 +48,8 @@ def test_ranks_with_cores_of_their_own_and_unbound_ranks_are_fine():
     unbound = judge_binding(ranks({}, {}), how_to_bind({"PRTE_LAUNCHED": "1"}))
     assert launcher_of({"PRTE_LAUNCHED": "1"}).vendor == OPEN_MPI
     assert unbound.state == OK and unbound.found.startswith("none: ") and "--bind-to core" in unbound.advice
+    option = how_to_bind({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "MPI_ROLLOUT_BIND": "none"})
+    assert "leave BIND=none out of slurm/site.sh" in judge_binding(ranks({}, {}), option).advice
 
 
 def test_ranks_bound_to_one_core_between_them_are_oversubscribed_on_a_host_of_more():
@@ -79,12 +77,6 @@ def test_ranks_on_two_hardware_threads_of_one_core_are_warned_of(tmp_path):
     assert found.state == WARN and found.found == "2 ranks on the hardware threads of 1 core (node1)"
     assert "SBATCH_HINT=nomultithread" in found.advice
     assert judge_cores(ranks(facts[0], facts[1] | {"host": "node2"})).state == OK
-
-
-def test_ranks_that_the_batch_script_was_told_not_to_bind_are_known():
-    option = how_to_bind({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "MPI_ROLLOUT_BIND": "none"})
-    found = judge_binding(ranks({}, {}), option)
-    assert found.state == OK and "leave BIND=none out of slurm/site.sh" in found.advice
 
 
 def test_ranks_whose_cores_other_programs_use_are_warned_of():

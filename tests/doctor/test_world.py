@@ -12,14 +12,12 @@ from mpi_rollout.doctor.world import judge_launcher, judge_size, judge_slurm, la
         ({"PRTE_LAUNCHED": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, "Open MPI's mpirun"),
         ({"HYDI_CONTROL_FD": "7", "PMI_SIZE": "2"}, "MPICH's mpiexec (hydra)"),
         ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_MPI_TYPE": "pmi2", "PMI_SIZE": "2"}, "srun --mpi=pmi2"),
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, None),
     ],
 )
-def test_the_launcher_is_known_by_its_environment(environ: dict[str, str], name: str):
-    assert launcher_of(environ).name == name
-
-
-def test_without_a_launcher_there_is_none():
-    assert launcher_of({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}) is None
+def test_the_launcher_is_known_by_its_environment(environ: dict[str, str], name: str | None):
+    launcher = launcher_of(environ)
+    assert launcher is None if name is None else launcher.name == name
 
 
 def test_a_launcher_of_the_library_s_own_kind_is_fine():

@@ -612,6 +612,7 @@ def replaced(index: int, value: Any) -> Callable[[int, tuple], tuple]:
         (replaced(0, 3), r"observation should be int64 of .*, got int64 of shape \(\)"),
         (replaced(0, None), r"observation should be int64 of .*, got object of shape \(\)"),
         (replaced(1, "much"), r"reward should be float64 of shape \(\), got 'much'; correct"),
+        *((replaced(1, value), r"reward should be float64 of .*, got ") for value in (None, b"1", [1.0], 1j, {})),
         (replaced(1, np.zeros(2)), r"reward should be float64 of shape \(\), got float64 of shape \(2,\)"),
         (replaced(2, np.zeros(2, bool)), r"terminated should be bool of shape \(\), got bool of shape \(2,\)"),
         (replaced(3, np.zeros(2, bool)), r"truncated should be bool of shape \(\), got bool of shape \(2,\)"),

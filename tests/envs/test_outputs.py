@@ -155,12 +155,22 @@ def test_rewards_and_ends_may_be_arrays_of_one_element(num_envs: int, shape: tup
         assert terminations.tolist() == [step == 3] * num_envs
 
 
-def test_a_reward_of_two_elements_is_refused():
-    loop = LoopVectorEnv([partial(Ending, (2,))] * 3)
-    with pytest.raises(
-        DataError, match=r"env 0: its reward should be float64 of shape \(\), got float64 of shape \(2,\)"
-    ):
-        record(loop, 1)
+class Paying(Casual):
+    """Its reward is what it is told."""
+
+    def __init__(self, reward: Any):
+        super().__init__(FLOATS, lambda n: np.zeros(2, np.float32))
+        self.reward = reward
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, self.reward, *rest
+
+
+@pytest.mark.parametrize("reward", [True, np.float32(0.1), np.int8(-3), -0.0, np.nan, 2**70, np.uint64(9)])
+def test_a_reward_is_stored_as_by_numpy(reward: Any):
+    [_, (_, rewards, *_)] = record(LoopVectorEnv([partial(Paying, reward)], infos=False), 1)
+    assert rewards.tobytes() == np.asarray(reward, np.float64).tobytes()
 
 
 FEW = ("--num-envs", "3", "--num-steps", "5", "--progress", "none")

@@ -141,8 +141,6 @@ def test_a_spinning_rank_leaves_the_waiting_to_mpi():
         ([("a", {0, 1}, None)] * 2, 1),
         ([("a", {0, 1}, None)] * 8, 4),
         ([("a", {0}, None), ("a", {1}, None)] * 3, 3),  # Bound to cores of their own.
-        ([("a", {0}, None)] * 4, 4),
-        ([("a", {0}, None), ("b", {0}, None)] * 3, 3),
         ([("a", {0, 1}, 1.5)] * 6, 4),
         ([("a", {0, 1, 2, 3}, 2.0)] * 7, 3.5),
         ([("a", {0}, None), *[("b", {0}, None)] * 4], 4),
@@ -260,11 +258,10 @@ def test_the_root_warns_of_many_ranks_for_each_core(ratio: float, way: str, monk
 
 
 @pytest.mark.mpi(8)
-@pytest.mark.parametrize("wait", ["auto", "spin"])
-def test_many_ranks_for_each_core_sleep_unless_another_way_is_chosen(job: Job, num_ranks: int, wait: str):
-    result = job(num_ranks, *SHORT, "--wait", wait)
+def test_many_ranks_for_each_core_sleep(job: Job, num_ranks: int):
+    result = job(num_ranks, *SHORT)
     assert result.code == 0, result.err
-    is_crowded = wait == "auto" and num_ranks >= MANY * num_usable_cores()
+    is_crowded = num_ranks >= MANY * num_usable_cores()
     assert json.loads(result.out)["slept"] is is_crowded
     assert result.err.count(CROWDED) == is_crowded
 

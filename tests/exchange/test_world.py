@@ -35,7 +35,6 @@ def test_each_launcher_says_the_rank_in_its_own_variable(monkeypatch: pytest.Mon
     [
         ({}, (1, "")),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, (2, "OMPI_COMM_WORLD_SIZE")),
-        ({"OMPI_COMM_WORLD_SIZE": "1"}, (1, "")),
         ({"OMPI_COMM_WORLD_SIZE": "many"}, (1, "")),
         ({"PMI_SIZE": "4"}, (4, "PMI_SIZE")),
         ({"SLURM_NTASKS": "4"}, (1, "")),
@@ -51,6 +50,7 @@ def test_the_number_of_ranks_is_what_a_launcher_of_several_says(monkeypatch, var
 
 def test_a_process_without_mpi_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
     monkeypatch.setattr(world, "loaded_mpi", lambda: None)
+    world.check_thread()
     world._single_rank_world.cache_clear()
     comm = world.comm_world()
     assert world.comm_world() is comm and capfd.readouterr().err.count("no MPI library, so this is one rank") == 1
@@ -90,11 +90,6 @@ def test_a_thread_that_must_not_use_mpi_is_refused(monkeypatch, query: int, is_m
         return
     with pytest.raises(LaunchError, match=rf"thread_level is {level}\), and this is another one"):
         world.check_thread()
-
-
-def test_any_thread_may_be_used_without_mpi(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(world, "loaded_mpi", lambda: None)
-    world.check_thread()
 
 
 def test_another_number_of_ranks_than_expected_is_refused(monkeypatch: pytest.MonkeyPatch):

@@ -331,15 +331,11 @@ class Gated(Counting):
 
 
 class Holding(Counting):
-    """Has what no rank can send to another, and says it in its infos if it is to."""
+    """Has what no rank can send to another."""
 
-    def __init__(self, tells=False):
+    def __init__(self):
         super().__init__()
-        self.lock, self.tells = threading.Lock(), tells
-
-    def step(self, action):
-        *outputs, info = super().step(action)
-        return *outputs, info | ({"lock": self.lock} if self.tells else {})
+        self.lock = threading.Lock()
 
 
 class Stumbling(gymnasium.Wrapper):

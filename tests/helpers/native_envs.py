@@ -39,6 +39,16 @@ def drift(env_indices: range, seed: int, **kwargs: Any) -> Drift:
     return Drift(env_indices, seed, **kwargs)
 
 
+class DoubleDrift(Drift):
+    """The same with the spaces of CartPole."""
+
+    single_observation_space = spaces.Box(-1e9, 1e9, (4,), np.float32)
+    single_action_space = spaces.Discrete(2)
+
+    def _observe(self) -> np.ndarray:
+        return np.tile(super()._observe(), 2)
+
+
 class Rolling(Drift):
     """Takes many steps in one call, in which no episode ends; its actions have two components."""
 

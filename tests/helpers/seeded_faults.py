@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import os
 import time
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -97,8 +98,10 @@ class Once(Moody):
 
 
 def slow(sleep_s=0.1, others_s=0.1, only=None):
-    """Takes its time for a step, another on other ranks, and never fails."""
+    """Takes its time for a step, another on other ranks, and never fails; takes none once there is a file `fast`."""
     env = Moody(share=0.0)
+    if Path("fast").exists():
+        return env
     step, sleep_s = env.step, sleep_s if only in (None, RANK) else others_s
     env.step = lambda action: (time.sleep(sleep_s), step(action))[1]
     return env

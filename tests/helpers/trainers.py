@@ -250,21 +250,6 @@ def disagreements(cases: Sequence[Sequence[tuple[str, int, dict[str, Any]]]]) ->
     return refusals([case[claimed_rank()] for case in cases])
 
 
-def failures(cases: Sequence[tuple[str, int, int, dict[str, Any]]]) -> list[tuple[str, str]]:
-    """Type and text of what `oracle.record` raises, for one connection after the other."""
-    found = []
-    for env, num_envs, num_steps, options in cases:
-        with connect(env, num_envs, **options) as envs:
-            if envs is None:
-                continue
-            try:
-                record(envs, num_steps)
-                found.append(("nothing", ""))
-            except Exception as error:
-                found.append((type(error).__name__, str(error)))
-    return found
-
-
 def past_failures(ways: Sequence[dict[str, Any]]) -> list[list[tuple[str, str, list[Any]]]]:
     """Of each env that fails, in a step and in a reset, for some ways to connect: what the failure raised, what a step
     raised after it, and `oracle.record` of a new beginning.

@@ -37,7 +37,7 @@ def test_bits_may_be_narrow(start: int):
         assert expected.dtype == np.int64 and got.dtype == (np.int64 if start else np.uint8)
 
 
-RANGES = [range(1), range(5, 9), range(60, 70), range(64, 128), range(70, 71), range(63, 193), range(199, 200)]
+RANGES = [range(1), range(60, 70), range(63, 193), range(199, 200)]
 
 
 @pytest.mark.parametrize("envs", RANGES, ids=str)
@@ -50,9 +50,7 @@ def test_a_rank_draws_for_its_own_envs_what_the_root_draws_for_them(kind: str, e
     assert own.tobytes() == policy.rows(50, 30, envs)[0].tobytes()
 
 
-@pytest.mark.parametrize(
-    ("step", "num_steps"), [(0, 1), (0, 64), (5, 20), (63, 1), (63, 2), (60, 100), (64, 64), (130, 71)]
-)
+@pytest.mark.parametrize(("step", "num_steps"), [(0, 64), (5, 20), (63, 2), (130, 71)])
 def test_rows_are_the_actions_of_as_many_steps(step: int, num_steps: int):
     """Also those of several blocks of steps."""
     whole = drawn(Nested.action_space, 70, 201)

@@ -101,7 +101,7 @@ def loaded(case: str, mode: str = "deterministic", is_trusted: bool = False) -> 
     return load(made(case)[1], *CASES[case][2:4], mode, is_trusted)
 
 
-TRUSTED = "A2C CartPole", "DQN CartPole", "SAC Pendulum", "TD3 Pendulum", "PPO gSDE", "PPO Dict", "PPO image"
+TRUSTED = "DQN CartPole", "SAC Pendulum", "PPO gSDE", "PPO Dict"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_actions_outside_of_their_bounds_are_set_to_them():
         assert np.abs(act(loaded("PPO narrow", mode), batch(SWING))).max() == np.float32(0.05)
 
 
-SAMPLED = ["PPO CartPole", "A2C CartPole", "PPO Pendulum", "SAC Pendulum", "PPO image", "PPO Dict",
+SAMPLED = ["PPO CartPole", "PPO Pendulum", "SAC Pendulum", "PPO image", "PPO Dict",
            "PPO MultiDiscrete", "PPO MultiBinary"]  # fmt: skip
 
 

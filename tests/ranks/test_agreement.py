@@ -4,13 +4,14 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
-from jobs import Job, Start, run_job
+from jobs import Job, run_job
 from stopped_runs import HOST, OUT
 
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.errors import UsageError
 from mpi_rollout.ranks import agreement
 
-SIZES = ("--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "20", "--progress", "none", *OUT)
-SHORT = (*SIZES, "--start-timeout-s", "1")
+SHORT = ("--env", "CartPole-v1", "--num-envs", "4", "--progress", "none", "--start-timeout-s", "1", *OUT)
 OTHER = "from mpi4py import MPI; import time; time.sleep(20)"
 
 
@@ -47,9 +48,9 @@ def test_a_rank_that_hangs_in_c_code_while_it_makes_envs_is_named_by_another(job
     assert result.code == 70 and result.messages == [f"rank 0 ({HOST}): {late}"]
 
 
-def test_a_limit_that_is_none_is_refused(job: Job):
-    [result] = job.series([Start((*SHORT, "--start-timeout-s", "0"))])
-    assert result.code == 64 and "--start-timeout-s must be more than 0 s and at most" in result.messages[0]
+def test_a_limit_that_is_none_is_refused():
+    with pytest.raises(UsageError, match=r"^start_timeout_s must be more than 0 s and at most 1e.06, got 0$"):
+        RolloutConfig(env="CartPole-v1", start_timeout_s=0)
 
 
 def test_who_is_awaited_for_long_is_told_once(monkeypatch, capfd):

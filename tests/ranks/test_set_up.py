@@ -65,11 +65,6 @@ def test_envs_that_compile_do_it_when_they_are_made(is_read: bool):
 LOCKSTEP, READY = Division(6, 3), Division(6, 3, root_envs=0, first_ready=True)
 
 
-@pytest.mark.parametrize(("division", "batch_size"), [(LOCKSTEP, 1), (READY, 1), (READY, 2)])
-def test_as_many_ranks_can_be_awaited_as_step_envs(division: Division, batch_size: int):
-    check_batch_size(division, batch_size)
-
-
 @pytest.mark.parametrize(
     ("division", "batch_size", "message"),
     [
@@ -79,7 +74,9 @@ def test_as_many_ranks_can_be_awaited_as_step_envs(division: Division, batch_siz
         (READY, 1.0, r"must be 1 to 2, the ranks that step envs, got 1\.0"),
     ],
 )
-def test_another_number_of_ranks_to_await_is_refused(division: Division, batch_size: int, message: str):
+def test_as_many_ranks_can_be_awaited_as_step_envs_and_no_other_number(division, batch_size, message: str):
+    check_batch_size(division, 1)
+    check_batch_size(READY, 2)
     with pytest.raises(UsageError, match=message):
         check_batch_size(division, batch_size)
 

@@ -57,13 +57,14 @@ class Native(VectorEnv):
 
 
 def native(
-    on_fault: OnFault | None = None, infos: Any = "none", counts_only: bool = False, **outputs: Any
+    on_fault: OnFault | None = None, pickles_infos: bool = False, counts_only: bool = False, **outputs: Any
 ) -> tuple[Slice, Native]:
     """A slice of such envs."""
     envs = Native(**outputs)
-    contents = Contents(envs.single_observation_space, envs.single_action_space, counts_only=counts_only)
+    options = {"counts_only": counts_only, "pickles_infos": pickles_infos}
+    contents = Contents(envs.single_observation_space, envs.single_action_space, **options)
     [exchange] = Exchanges(SingleRankComm(), Division(3, 1), contents).all
-    return NativeSlice(exchange, envs, infos, on_fault=on_fault or OnFault()), envs
+    return NativeSlice(exchange, envs, on_fault=on_fault or OnFault()), envs
 
 
 def loop(make: Any = Counting, **options: Any) -> Slice:
@@ -161,7 +162,7 @@ def test_wrong_values_of_natively_vectorized_envs_are_found(
 
 
 def test_infos_go_with_the_slot_if_all_are_wanted():
-    part, _ = native(infos="all")
+    part, _ = native(pickles_infos=True)
     step(part)
     assert part.exchange.infos.take() == []
     part.envs.outputs["infos"] = {"lives": np.array([3, 2, 1])}

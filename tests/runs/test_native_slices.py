@@ -13,8 +13,8 @@ RUNS = {
     "envpool": ("--env", "CartPole-v1", "--vectorization-mode", "envpool", "--num-envs", "10", "--num-steps", "100"),
     "ale": (
         *("--env", "ale_py:ALE/Breakout-v5", "--vectorization-mode", "vector_entry_point", "--env-kwargs"),
-        '{"max_num_frames_per_episode": 60, "repeat_action_probability": 0.25, "episodic_life": true}',
-        *("--num-envs", "5", "--num-steps", "80"),
+        '{"max_num_frames_per_episode": 90, "repeat_action_probability": 0.25, "episodic_life": true}',
+        *("--num-envs", "3", "--num-steps", "60"),
     ),
     "factory": ("--env-factory", "native_envs:drift", *NATIVE),
     "same step": ("--env-factory", "native_envs:drift_on", *NATIVE),
@@ -30,14 +30,20 @@ each_run = pytest.mark.parametrize(
 )
 
 
+def ways_of(name: str, num_ranks: int) -> list[tuple[str, ...]]:
+    return [] if name == "kernel" and num_ranks == 3 else WAYS
+
+
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
-    return collected_in_ways(tmp_path_factory, INSTALLED, lambda *_: WAYS)
+    return collected_in_ways(tmp_path_factory, INSTALLED, ways_of)
 
 
 @pytest.mark.mpi(1, 2, 3)
 @each_run
 def test_the_data_do_not_depend_on_the_ranks(collected: Collected, num_ranks: int, name: str):
+    if name == "kernel" and num_ranks == 3:
+        pytest.skip("each rank loads Numba, which takes seconds")
     first = datasets(collected(1)[name][0])
     for path in collected(num_ranks)[name]:
         assert_same_bytes(datasets(path), first)

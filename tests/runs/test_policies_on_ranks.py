@@ -2,7 +2,6 @@
 
 import json
 import re
-from importlib.util import find_spec
 
 import h5py
 import numpy as np
@@ -22,16 +21,15 @@ RUNS = {
         *("--env", "Pendulum-v1", "--num-envs", "70", "--num-steps", "30", "--policy-block", "64"),
         *("--policy", "block_policies:steer"),
     ),
+    "native": (
+        *("--env-factory", "native_envs:DoubleDrift", "--vectorization-mode", "native", "--num-envs", "70"),
+        *("--num-steps", "70", "--store-extras", "--policy", "block_policies:sampling.make_policy"),
+    ),
     "small blocks": (
         *("--env", "Pendulum-v1", "--num-envs", "7", "--num-steps", "30", "--policy-block", "2"),
         *("--policy", "block_policies:steering.make_policy"),
     ),
 }
-if find_spec("numba"):
-    RUNS["native"] = (
-        *("--env", "mpi_rollout/CartPoleNumba-v0", "--num-envs", "70", "--num-steps", "70", "--store-extras"),
-        *("--policy", "block_policies:sampling.make_policy"),
-    )
 ROOT = ("--policy-on", "root")
 WAYS = [
     (),

@@ -33,6 +33,8 @@ def test_it_says_how_each_start_ended(job: Job, num_ranks):
     assert (failed["state"], failed["exit_code"], failed["resumable"]) == ("failed", 70, True)
     assert (failed["num_steps"], failed["of_num_steps"], failed["file"]) == (11, 30, f"{job.folder / 'run.h5.part'}")
     assert failed["starts"] == 1 and failed["message"] in result.messages[0]
+    assert job(num_ranks, *RUN, "--seed", "8").code == 64
+    assert status(job) == failed  # One that is refused says nothing.
     job(num_ranks, *RUN, STOP_AT="usr1:5")
     interrupted = status(job)
     assert (interrupted["state"], interrupted["exit_code"], interrupted["resumable"]) == ("interrupted", 75, True)
@@ -53,13 +55,6 @@ def test_while_a_run_goes_on_it_says_so_and_by_which_process(job: Job):
     run.kill()
     run.finish()
     assert status(job)["state"] == "running"  # Nobody was there to say anything else.
-
-
-def test_a_run_that_is_refused_leaves_the_status_of_the_other(job: Job):
-    job(None, *RUN, STOP_AT="raise:12")
-    before = status(job)
-    assert job(None, *RUN, "--seed", "8").code == 64
-    assert status(job) == before
 
 
 @pytest.mark.parametrize("batch", [{}, {"PBS_JOBID": "7"}], ids=["by hand", "batch job"])
@@ -128,7 +123,7 @@ def test_what_stands_in_its_way_is_not_followed_and_not_waited_for(tmp_path: Pat
     assert os.listdir(tmp_path) == ["victim"]
 
 
-@pytest.mark.mpi(1, 2)
+@pytest.mark.mpi(2)
 def test_a_start_that_another_one_outran_leaves_the_status_of_that_one(job: Job, num_ranks):
     """The envs of this one are made after it has looked what there is: they play the other start."""
     arguments = ("--env-factory", "unruly_envs:Outrunning", *RUN[2:])

@@ -29,9 +29,8 @@ def in_low_bits(folder: Path, compression: str, complete: bool = True, num_steps
     return Path(writer.finish(ending(num_steps, complete)))
 
 
-@pytest.mark.parametrize("kind", ["zeros", "words"])
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("state", ["complete", "running"])
+@pytest.mark.parametrize(("state", "kind"), [("complete", "zeros"), ("running", "words")])
 def test_damage_that_leaves_fletcher32_as_it_was_is_found(tmp_path: Path, state: str, name: str, kind: str):
     path = written(tmp_path, state)
     before = path.read_bytes()
@@ -147,8 +146,10 @@ def test_a_file_of_this_version_needs_its_list(tmp_path: Path):
         verify(quiet, str(path))
 
 
-@pytest.mark.parametrize(("name", "column"), [("chunks", "crc32"), ("commits", "num_steps"), ("commits", "num_chunks")])
-@pytest.mark.parametrize("state", ["complete", "ended"])
+@pytest.mark.parametrize(
+    ("state", "name", "column"),
+    [("complete", "chunks", "crc32"), ("ended", "commits", "num_steps"), ("complete", "commits", "num_chunks")],
+)
 def test_a_changed_list_is_found(tmp_path: Path, state: str, name: str, column: str):
     path = written(tmp_path, state)
     with h5py.File(path, "r+") as file:

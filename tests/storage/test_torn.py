@@ -117,7 +117,7 @@ def test_nothing_that_a_file_may_have_there_takes_long_or_fails(tmp_path: Path):
     with open(path, "w+b") as file:
         file.write(header)
         file.flush()
-        for number in range(40):
+        for number in range(20):
             head = draws.choice(sorted(SIGNATURES)) + draws.randbytes(2)
             place = draws.choice((bytes(8), draws.randbytes(8)))
             block = head + place + draws.randbytes(draws.choice((0, 1, 2, 60, 500, 5000 if number < 1 else 60)))

@@ -5,39 +5,22 @@ import re
 import tracemalloc
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import gymnasium
 import h5py
 import numpy as np
 import pytest
-from gymnasium import spaces
 from jobs import Job, Start
-from written_data import Feed, ending
+from written_data import Feed, ending, quiet
 from wrong_values import Wrong
 
-from mpi_rollout.core.partition import Partition
-from mpi_rollout.core.spaces import Bounds, bounds_of
+from mpi_rollout.core.spaces import Bounds
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import ContentError, DataError
-from mpi_rollout.exchange.exchange import Command, Exchange
-from mpi_rollout.exchange.orders import Contents
-from mpi_rollout.exchange.transports import Transport
-from mpi_rollout.exchange.waiting import Wait
-from mpi_rollout.exchange.world import SingleRankComm
-from mpi_rollout.ranks.native_slices import NativeSlice
 from mpi_rollout.storage.recovery import recover
 from mpi_rollout.storage.values import ValueCheck, wrong_in
 from mpi_rollout.storage.verification import verify
-
-INF = np.inf
-FLOAT, BYTES = np.float32, np.uint8
-
-
-def quiet(doing: str) -> None:
-    pass
-
 
 RUN = ("--env-factory", "wrong_values:Wrong", "--num-envs", "4", "--num-steps", "100", "--progress", "none")
 COUNTS = {  # Of ten episodes and a reset row between each: rows, first step, its env.
@@ -146,9 +129,9 @@ def test_counts_that_do_not_follow_from_the_values_are_refused(said: tuple[Path,
 
 
 def test_images_that_are_wrong_in_every_byte_are_counted_in_little_memory():
-    low, high = np.array(0, BYTES), np.array(1, BYTES)
-    check = ValueCheck("observations", "observation", Bounds(np.dtype(BYTES), low, high))
-    images = np.full((16, 1, 256, 256), 2, BYTES)
+    low, high = np.array(0, np.uint8), np.array(1, np.uint8)
+    check = ValueCheck("observations", "observation", Bounds(np.dtype(np.uint8), low, high))
+    images = np.full((16, 1, 256, 256), 2, np.uint8)
     tracemalloc.start()
     try:
         [words] = check.add(images, 5)
@@ -187,116 +170,6 @@ def test_a_reset_outside_of_the_space_is_a_failure_too():
     loop = LoopVectorEnv([partial(High, 0)], on_fault=OnFault(check_bounds=True))
     with pytest.raises(DataError, match=r"^env 0, reset: its observation 'n' is 5, outside of its bounds 0 to 4$"):
         loop.reset()
-
-
-class Paying(Wrong):
-    """Its reward in the second step is another one."""
-
-    def __init__(self, reward: Any):
-        super().__init__(0)
-        self.reward = reward
-
-    def step(self, action):
-        observation, _, *rest = super().step(action)
-        return observation, self.reward if self.number == 2 else 1.0, *rest
-
-
-@pytest.mark.parametrize("reward", [None, "1.5", b"1", [1.0], (1.0, 2.0), np.zeros(2), np.array(None), 1j, {}])
-def test_a_reward_that_is_no_number_is_refused_with_the_env(reward: Any):
-    loop = LoopVectorEnv([partial(Paying, 1.0), partial(Paying, reward)], first_env_index=4, infos=False)
-    loop.reset()
-    loop.step(np.zeros(2, np.int64))
-    with pytest.raises(DataError, match=r"^env 5: its reward should be float64 of shape .*, got "):
-        loop.step(np.zeros(2, np.int64))
-
-
-@pytest.mark.parametrize(
-    "reward", [3, True, np.float32(0.1), np.int8(-3), np.array(2.5), np.array([2.5]), -0.0, np.nan, 2**70, np.uint64(9)]
-)
-def test_a_reward_is_stored_as_by_numpy(reward: Any):
-    loop = LoopVectorEnv([partial(Paying, reward)], infos=False)
-    loop.reset()
-    loop.step(np.array([0]))
-    loop.step(np.array([0]))
-    assert loop.columns.rewards.tobytes() == np.asarray(reward, np.float64).tobytes()
-
-
-class Free(gymnasium.vector.VectorEnv):
-    """Natively vectorized, with rewards and observations that are wrong."""
-
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}
-    single_action_space = spaces.Discrete(2)
-
-    def __init__(self, rewards: Any, x: float):
-        self.num_envs, self.rewards, self.x = 2, rewards, x
-        self.single_observation_space = spaces.Box(-1, 1, (1,), np.float64)
-
-    def step(self, actions):
-        ends = np.zeros((2, 2), bool)
-        return np.array([[0.0], [self.x]]), self.rewards, *ends, {}
-
-
-@pytest.mark.parametrize(
-    ("rewards", "x", "message"),
-    [
-        (np.array([1, None]), 0.0, "env 1: its reward should be float64 of shape (), got None; correct"),
-        (np.ones(2), -1.5, "env 1: its observation is -1.5 at [0], outside of its bounds -1.0 to 1.0"),
-    ],
-)
-def test_natively_vectorized_envs_are_looked_at_too(rewards: Any, x: float, message: str):
-    contents = Contents(spaces.Box(-1, 1, (1,), np.float64), Free.single_action_space)
-    exchange = Exchange(SingleRankComm(), Partition(2, 1), 0, contents, Transport, Wait())
-    slice_ = NativeSlice(exchange, Free(rewards, x), on_fault=OnFault(check_bounds=True))
-    exchange.post_order(Command.STEP, 1)
-    with pytest.raises(DataError, match=f"^{re.escape(message)}"):
-        slice_.do(Command.STEP, (), lambda: False)
-
-
-def of(space: spaces.Space) -> Bounds:
-    return Bounds(np.dtype(space.dtype), *bounds_of(space))
-
-
-@pytest.mark.parametrize(
-    ("space", "kinds"),
-    [
-        (spaces.Box(0, 255, (2, 2), np.uint8), ()),
-        (spaces.Box(0, 254, (2, 2), np.uint8), ("out_of_bounds",)),
-        (spaces.Box(-INF, INF, (3,), np.float64), ("not_finite",)),
-        (spaces.Box(0, INF, (3,), np.float64), ("out_of_bounds", "not_finite")),
-        (spaces.Box(0, 1, (3,), np.bool_), ()),
-        (spaces.MultiBinary(3), ("out_of_bounds",)),
-        (spaces.Discrete(5), ("out_of_bounds",)),
-    ],
-)
-def test_only_what_values_of_a_dtype_can_be_is_looked_for(space: spaces.Space, kinds: tuple[str, ...]):
-    assert of(space).kinds == kinds
-
-
-UNEVEN = spaces.Box(np.array([-1, -INF], FLOAT), np.array([1, 100], FLOAT))
-WRONG = {  # A space, a value in it, one that is not, and what is wrong with it.
-    "Box": (spaces.Box(-1, 1, (2,), FLOAT), [0, 1 + 2e-7], [0, 1.001], "out_of_bounds"),
-    "each component": (UNEVEN, [1, -5], [-5, 1], "out_of_bounds"),
-    "one-sided": (UNEVEN, [-1, 99], [-1, 101], "out_of_bounds"),
-    "NaN": (UNEVEN, [0, 0], [0, np.nan], "not_finite"),
-    "infinity": (spaces.Box(-INF, INF, (2,), FLOAT), [0, 1e30], [0, INF], "not_finite"),
-    "largest bound": (spaces.Box(-np.finfo(FLOAT).max, np.finfo(FLOAT).max, (1,), FLOAT), [3e38], [-INF], "not_finite"),
-    "Discrete": (spaces.Discrete(5, start=2), 6, 7, "out_of_bounds"),
-    "MultiDiscrete": (spaces.MultiDiscrete([3, 5]), [2, 4], [3, 4], "out_of_bounds"),
-    "MultiBinary": (spaces.MultiBinary(2), [0, 1], [0, 2], "out_of_bounds"),
-    "bytes": (spaces.Box(1, 254, (2,), BYTES), [1, 254], [0, 255], "out_of_bounds"),
-    "int64": (spaces.Box(-1, 2**62, (2,), np.int64), [-1, 2**62], [-1, 2**62 + 1], "out_of_bounds"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_single_wrong_value_is_found_and_rounding_is_none(name: str):
-    space, right, wrong, kind = WRONG[name]
-    values = np.broadcast_to(np.array(right, space.dtype), (6, 3, *space.shape)).copy()
-    assert of(space).hold(values) and of(space).hold(values[0])
-    values[4, 1] = wrong
-    assert not of(space).hold(values)
-    rows = of(space).wrong(values)[kind].reshape(6, 3, -1).any(axis=2)
-    assert np.argwhere(rows).tolist() == [[4, 1]]
 
 
 def test_what_attributes_say_of_wrong_values_is_read():

@@ -43,8 +43,9 @@ def test_rows_that_only_reset_are_not_counted(name: str, num_steps: int):
         assert stepper.count([stepper.sweep() for _ in range(SWEEPS)]) == num_steps
 
 
-@pytest.mark.parametrize("env_id", ["registered_envs:Counting-v0", "CartPole-v1"])
-@pytest.mark.parametrize(("num_envs", "num_processes"), [(5, 2), (3, 3)])
+@pytest.mark.parametrize(
+    ("env_id", "num_envs", "num_processes"), [("registered_envs:Counting-v0", 5, 2), ("CartPole-v1", 3, 3)]
+)
 def test_a_pool_gives_what_sync_vector_env_gives(env_id: str, num_envs: int, num_processes: int):
     functions = setup_of(env_id, num_envs).functions
     envs = SyncVectorEnv(functions)
@@ -162,17 +163,8 @@ def test_the_command_measures_all_that_apply_and_prints_their_samples(job: Job):
 
 @pytest.mark.mpi(2)
 def test_a_system_that_fails_is_told_and_the_others_are_measured(job: Job):
-    arguments = (
-        "--env",
-        "registered_envs:FailingOnRank1-v0",
-        "--num-envs",
-        "2",
-        "--window-s",
-        "0.02",
-        "--repeats",
-        "2",
-    )
-    result = job(None, "compare", *arguments, "--ranks", "2", "--systems", "mpi")
+    arguments = ["--num-envs", "2", "--window-s", "0.02", "--repeats", "2", "--ranks", "2", "--systems", "mpi"]
+    result = job(None, "compare", "--env", "registered_envs:FailingOnRank1-v0", *arguments)
     assert result.code == 70 and result.messages[-1] == "mpi failed; the others were measured"
     assert "the simulator has diverged" in " ".join(result.messages) and "bare loop, 1 core" in result.out
     assert not processes_in(job.folder)

@@ -81,12 +81,9 @@ def test_phases_are_stacked_to_the_whole_run_time():
     axes = Figure().subplots()
     picture._plot_phases(axes, Analysis(made_up(study)).points)
     assert [bars.get_label() for bars in axes.containers] == [name for name, _, _ in picture.PHASES.values()]
+    assert [*picture.PHASES] == [*PHASES]
     tops = [bar.get_y() + bar.get_height() for bar in axes.containers[-1]]
     assert tops == pytest.approx([100, 100])
-
-
-def test_the_phases_drawn_are_those_of_the_analysis():
-    assert [*picture.PHASES] == [*PHASES]
 
 
 def test_a_study_without_a_base_case_is_drawn_without_speed_ups(tmp_path: Path, capsys):

@@ -88,39 +88,23 @@ def test_a_study_that_was_stored_before_there_was_an_option_had_its_default():
 
 
 @pytest.mark.parametrize(
-    ("cores", "num_cores", "binding", "oversubscribed"),
+    ("hosts", "cores", "num_cores", "oversubscribed"),
     [
-        ([[0, 1]], 2, "one rank per host", False),
-        ([[0, 1], [0, 1]], 2, "none", False),
-        ([[0, 1], [0, 1], [0, 1]], 2, "none", True),
-        ([[0], [1]], 2, "cores of their own", False),
-        ([[0], [0]], 2, "none", True),
-        ([[0, 1], [1, 2]], 4, "some ranks share cores", False),
-        ([[0, 1, 2, 3]] * 2, 1, "none", True),  # A container's quota, which no affinity shows.
+        ("aa", [[0, 1], [0, 1]], 2, False),
+        ("aaa", [[0, 1], [0, 1], [0, 1]], 2, True),
+        ("aa", [[0], [1]], 2, False),
+        ("aa", [[0], [0]], 2, True),
+        ("aa", [[0, 1, 2, 3]] * 2, 1, True),  # A container's quota, which no affinity shows.
+        ("aabb", [[0, 1]] * 4, 2, False),
+        ("aa", [[0], [64]], 64, True),  # Two hardware threads of one core.
     ],
 )
-def test_a_sample_knows_of_binding_and_of_more_ranks_than_cores(cores, num_cores, binding, oversubscribed):
+def test_a_sample_knows_of_more_ranks_than_cores(hosts, cores, num_cores, oversubscribed):
     found = outcome(len(cores), 8 * len(cores), 10)
-    for rank, own in zip(found["ranks"], cores, strict=True):
-        rank["cores"] = rank["physical_cores"] = own
+    for rank, host, own in zip(found["ranks"], hosts, cores, strict=True):
+        rank["host"], rank["cores"], rank["physical_cores"] = host, own, [core % 64 for core in own]
     job = sample_of(Point(2), "", num_cores, found)
-    assert (job.binding, job.oversubscribed) == (binding, oversubscribed)
-
-
-def test_cores_are_counted_host_by_host():
-    found = outcome(4, 32, 10)
-    for rank, host in zip(found["ranks"], "aabb", strict=True):
-        rank["host"], rank["cores"], rank["physical_cores"] = host, [0, 1], [0, 1]
-    job = sample_of(Point(2), "", 2, found)
-    assert (job.hosts, job.oversubscribed) == ("a, b", False)
-
-
-def test_two_ranks_on_the_threads_of_one_core_are_too_many():
-    found = outcome(2, 16, 10)
-    for rank, thread in zip(found["ranks"], (0, 64), strict=True):
-        rank["cores"], rank["physical_cores"] = [thread], [0]
-    job = sample_of(Point(2), "", 64, found)
-    assert (job.binding, job.oversubscribed) == ("cores of their own", True)
+    assert (job.hosts, job.oversubscribed) == (", ".join(sorted({*hosts})), oversubscribed)
 
 
 def test_cores_are_told_as_ranges():
@@ -225,12 +209,9 @@ def test_without_a_base_case_there_are_rates_but_no_speed_ups():
     lines = report.lines(file)
     assert lines[1] == "no base case, so no speed-ups: no job of one rank gave a result"
     assert "Amdahl's law: no fit: no base case: no job of one rank gave a result" in lines
-    assert lines[-1] == "failed: -n 1 --fragment-length 1, repeat 0: exit code 70: no licence"
-
-
-def test_without_any_result_the_report_tells_what_failed():
-    file = made_up(make_study(num_ranks=(1,), repeats=1), failing=1)
-    assert report.lines(file)[-1] == "failed: -n 1 --fragment-length 1, repeat 0: exit code 70: no licence"
+    failed = "failed: -n 1 --fragment-length 1, repeat 0: exit code 70: no licence"
+    assert lines[-1] == failed
+    assert report.lines(made_up(make_study(num_ranks=(1,), repeats=1), failing=1))[-1] == failed
 
 
 def test_in_a_batch_job_the_cores_are_those_of_the_node(monkeypatch):

@@ -151,14 +151,14 @@ def test_a_vectorized_version_is_named_with_what_it_means_for_the_data(job: Job)
 
 
 def test_ways_that_fail_or_hang_are_told_once_and_the_others_are_tried(job: Job):
-    result = tune(job, *ENV, "--timeout-s", "3", FAIL="-n 2 --batch-size 1", HANG="-n 1")
+    result = tune(job, *ENV, "--timeout-s", "2", FAIL="-n 2 --batch-size 1", HANG="-n 1")
     assert result.code == 70
     assert result.messages[-1] == "2 of 14 jobs failed; the others are in the table"
     assert (
         "failed: -n 2 --batch-size 1, repeat 0: exit code 70: rank 1 (node7): the env has lost its licence"
         in result.out
     )
-    assert "failed: -n 1, repeat 0: did not end within 3 s" in result.out
+    assert "failed: -n 1, repeat 0: did not end within 2 s" in result.out
     assert {*rows(result)} == ({*FAST} | SLOW) - {"-n 1", "-n 2 --batch-size 1"} and processes_in(job.folder) == []
 
 
