@@ -4,10 +4,14 @@ Envs are stepped in blocks whose states stay in the first cache.  Each pass over
 envs, without a branch.  The few envs that begin an episode are gone through by a list of their places.
 """
 
+import fcntl
 import hashlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from inspect import getsource
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -167,16 +171,33 @@ def compiled_kernel() -> Callable[..., None]:
 
     Where no cache can be written, each process compiles for itself.
     """
-    compiler = partial(njit, SIGNATURE, **OPTIONS)
     try:
         fingerprint = int.from_bytes(hashlib.sha256(getsource(cartpole).encode()).digest()[:7], "big")
-        return compiler(cache=True)(_kernel(fingerprint))
+        kernel = njit(cache=True, **OPTIONS)(_kernel(fingerprint))
+        with _first_compiles(Path(kernel.stats.cache_path)):
+            kernel.compile(SIGNATURE)
+        return kernel
     except OSError:  # The disk is full, or there are no sources.
         pass
     except RuntimeError as error:
         if "no locator available" not in str(error):
             raise
-    return compiler()(_kernel(0))
+    return njit(SIGNATURE, **OPTIONS)(_kernel(0))
+
+
+@contextmanager
+def _first_compiles(folder: Path) -> Iterator[None]:
+    """Let the other processes that come here wait while the first one compiles; together they then load the result.
+
+    The lock ends with its process.  Where there are no locks, nobody waits.
+    """
+    with (folder / f"mpi_rollout-{os.getuid()}.lock").open("ab") as file:
+        with suppress(OSError):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fcntl.flock(file, fcntl.LOCK_SH)
+        yield
 
 
 class NumbaDevice:
