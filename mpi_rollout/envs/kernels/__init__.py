@@ -6,12 +6,11 @@ numbers are functions of (seed, env index, episode), so the data do not depend o
 
 import gymnasium
 
-_MODULES = {"Numba": "numba_cpu", "Torch": "torch_tensors", "CUDA": "numba_cuda"}
-for _device, _module in _MODULES.items():
+for _device in ("Numba", "Torch", "CUDA"):
     gymnasium.register(
         id=f"mpi_rollout/CartPole{_device}-v0",
         entry_point="mpi_rollout.envs.kernels.cartpole:CartPoleEnv",
-        vector_entry_point=f"mpi_rollout.envs.kernels.{_module}:make_envs",
+        vector_entry_point=f"mpi_rollout.envs.kernels.cartpole:{_device.lower()}_envs",
         max_episode_steps=500,
         reward_threshold=475.0,
     )
@@ -20,10 +19,15 @@ for _device, _module in _MODULES.items():
 def prepare() -> None:
     """Compile what Numba compiles for CPUs, so that other processes load it from the cache.
 
-    It takes some seconds the first time, and a fraction of a second later.  Without it, each process that starts
-    before there is a cache compiles for itself.  Numba's cache is beside this package, else in the user's cache folder,
-    or where NUMBA_CACHE_DIR says.
-    """
-    from mpi_rollout.envs.kernels.numba_cpu import compiled_kernel
+    It takes some seconds the first time, and a fraction of a second later.  Processes that make such envs at the same
+    time do not need it: the first one compiles, and the others wait for it.  Numba's cache is beside this package, else
+    in the user's cache folder, or where NUMBA_CACHE_DIR says.
 
-    compiled_kernel()
+    Raises
+    ------
+    UsageError
+        Numba is missing.
+    """
+    from mpi_rollout.envs.kernels.cartpole import numba_envs
+
+    numba_envs()

@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from inspect import signature
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -45,6 +46,12 @@ MOST_ENVS = 2**32  # The index of an env is one word of a counter.
 LONGEST = 2**31 - 1  # Steps are counted in 32 bits.
 HIGH = np.array([2 * X_LIMIT, np.inf, 2 * THETA_LIMIT, np.inf], np.float32)
 INTEGRATORS = {"euler": False, "semi-implicit euler": True}
+# By the extra that brings the package: the module and its `Device`.
+DEVICES = {
+    "numba": ("numba_cpu", "NumbaDevice"),
+    "torch": ("torch_tensors", "TorchDevice"),
+    "cuda": ("numba_cuda", "CUDADevice"),
+}
 check = partial(checked_integer, "CartPole")
 
 
@@ -227,7 +234,7 @@ class CartPoleBackend:
 
 
 def make_envs(
-    make_device: Callable[..., Device],
+    kind: str,
     num_envs: int = 1,
     seed: int = 0,
     first_env: int = 0,
@@ -243,17 +250,31 @@ def make_envs(
     Raises
     ------
     UsageError
-        An argument is wrong.
+        An argument is wrong, or a package is missing.
     """
     num_envs = check("num_envs", num_envs, 1, MOST_ENVS)
     first_env = check("first_env", first_env, 0, MOST_ENVS - num_envs)
     limit = check("max_episode_steps", max_episode_steps, 1, LONGEST)
     task = Task(num_envs, first_env, limit, is_semi_implicit(kinematics_integrator), bool(sutton_barto_reward))
+    make_device = device_class(kind)
     given = {name: value for name, value in device_options.items() if value is not None}
     for name in given.keys() - signature(make_device).parameters.keys():
         raise UsageError(f"CartPole takes no {name} on this device, got {given[name]!r}")
     backend = CartPoleBackend(task, make_device(task, **given))
     return SliceVectorEnv(backend, range(first_env, first_env + num_envs), seed, Box(-HIGH, HIGH), Discrete(2))
+
+
+def device_class(kind: str) -> Callable[..., Device]:
+    """Return a key's class of `DEVICES`; UsageError if its package is missing."""
+    module, name = DEVICES[kind]
+    try:
+        made: Callable[..., Device] = vars(import_module(f"mpi_rollout.envs.kernels.{module}"))[name]
+    except ImportError as error:
+        raise UsageError(f"CartPole on {kind} needs a package ({error}); pip install 'mpi_rollout[{kind}]'") from error
+    return made
+
+
+numba_envs, torch_envs, cuda_envs = (partial(make_envs, kind) for kind in DEVICES)
 
 
 def own_device(num_devices: int) -> int | None:

@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache
 from inspect import getsource
 from pathlib import Path
 from typing import Any
@@ -246,6 +246,3 @@ def _rows_of(array: np.ndarray) -> Rows:
     if array.flags.c_contiguous:
         return array.reshape(-1), pitch
     return as_strided(array, ((len(array) - 1) * pitch + array[0].size,), (array.itemsize,)), pitch
-
-
-make_envs = partial(cartpole.make_envs, NumbaDevice)

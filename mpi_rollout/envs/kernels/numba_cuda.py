@@ -6,7 +6,7 @@ second.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -150,6 +150,3 @@ class CUDADevice:
     def _launch(self, num_rows: int, num_blocks: int) -> None:
         launch = self._kernel[num_blocks, self._threads, self._stream]
         launch(*self._table, *self._task[1:], *self.key, num_rows, self._actions[1], *self._outputs.values())
-
-
-make_envs = partial(cartpole.make_envs, CUDADevice)

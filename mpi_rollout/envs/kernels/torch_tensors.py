@@ -1,6 +1,5 @@
 """CartPole in torch tensors, on any device that has float64."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,6 +79,3 @@ class TorchDevice:
         self._table = Table(states, steps, episodes, terminations | truncations)
         rewards = 0.0 - terminations.double() if self._task.sutton_barto_reward else ~began
         return dict(zip(OUTCOME, (states.T, rewards, terminations, truncations), strict=True))
-
-
-make_envs = partial(cartpole.make_envs, TorchDevice)
