@@ -31,7 +31,7 @@ def outcome(package: Path, **variables: str) -> list[str]:
     """The lines that the program prints, with the package in this folder."""
     environment = job_environment(**variables) | {"PYTHONPATH": str(package)}
     command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, cwd=package, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=package, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
