@@ -46,7 +46,9 @@ def recover(path: str, new_path: str | None, num_steps: int | None = None, as_js
     if why := why_no_file(path):
         raise DataError(why)
     new_path = new_path or _without_suffix(path)
-    _check_new_path(path, new_path)
+    if os.path.lexists(new_path):
+        raise StorageError(f"{new_path} exists; move it away or give another name: recover {quote(path)} DEST")
+    check_folder(new_path)
     temporary = temporary_path(new_path, "recovering")
     start = time.perf_counter()
     with removed(temporary):
@@ -55,13 +57,11 @@ def recover(path: str, new_path: str | None, num_steps: int | None = None, as_js
     return [json.dumps(report)] if as_json else _report_lines(report)
 
 
-def _check_new_path(path: str, new_path: str) -> None:
-    """Raise StorageError unless the name of the recovered file is free, and its folder is there."""
-    if os.path.lexists(new_path):
-        raise StorageError(f"{new_path} exists; move it away or give another name: recover {quote(path)} DEST")
-    folder = os.path.dirname(os.path.abspath(new_path))
+def check_folder(path: str) -> None:
+    """Raise StorageError unless the folder of a new file is there."""
+    folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
-        raise StorageError(f"cannot write {new_path}: there is no folder {folder}; mkdir -p {quote(folder)}")
+        raise StorageError(f"cannot write {path}: there is no folder {folder}; mkdir -p {quote(folder)}")
 
 
 def _without_suffix(path: str) -> str:

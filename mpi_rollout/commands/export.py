@@ -14,6 +14,7 @@ from time import perf_counter, sleep
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+from mpi_rollout.commands.checking import check_folder
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.data.exports.minari_place import Place, check_id
 from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError, UsageError
@@ -69,7 +70,10 @@ def _export_minari(comm: Comm, files: Sequence[str], dataset_id: str, options: O
         if comm.rank == ROOT:
             place.remove()
     report |= {"dataset_id": dataset_id, "path": place.path, "seconds": perf_counter() - start}
-    return _minari_lines(report, options["json"]) if comm.rank == ROOT else []
+    if comm.rank != ROOT:
+        return []
+    lines = [f"folder        {place.path}", f'load it       minari.load_dataset("{dataset_id}")']
+    return _lines(dataset_id, report, options["json"], lines + [f"note          {note}" for note in report["notes"]])
 
 
 def _on_root(comm: Comm, do: Callable[[], Any]) -> Any:
@@ -98,22 +102,14 @@ def _all_do(comm: Comm, do: Callable[[], Any]) -> list[Any]:
     return [result for result, _ in reports]
 
 
-def _minari_lines(report: Mapping[str, Any], as_json: bool) -> list[str]:
+def _lines(name: str, report: Mapping[str, Any], as_json: bool, more: Sequence[str]) -> list[str]:
+    """Return the lines about an export: what was written, and then `more`."""
     if as_json:
         return [json.dumps(report)]
-    dataset_id = report["dataset_id"]
-    lines = [
-        f"{dataset_id}: {_counts(report)}",
-        f"folder        {report['path']}",
-        f'load it       minari.load_dataset("{dataset_id}")',
-    ]
-    return [printable(line) for line in lines + [f"note          {note}" for note in report["notes"]]]
-
-
-def _counts(report: Mapping[str, Any]) -> str:
     cut = f" ({report['unfinished']:,} cut by the end of the data)" if report["unfinished"] else ""
     counts = f"{counted(report['episodes'], 'episode')}{cut}, {counted(report['steps'], 'step')}"
-    return f"{counts}, {format_bytes(report['nbytes'])}, in {report['seconds']:.1f} s"
+    first = f"{name}: {counts}, {format_bytes(report['nbytes'])}, in {report['seconds']:.1f} s"
+    return [printable(line) for line in (first, *more)]
 
 
 def export_d4rl(files: Sequence[str], out: str, options: Options) -> list[str]:
@@ -121,15 +117,13 @@ def export_d4rl(files: Sequence[str], out: str, options: Options) -> list[str]:
     if claimed_size()[0] > 1:
         raise UsageError("export d4rl is one process; start it without mpirun")
     _check_files(files)
-    folder = os.path.dirname(os.path.abspath(out))
     if os.path.isdir(out):
         raise UsageError(f"{out} is a folder; name a file in it: {quote(os.path.join(out, 'd4rl.h5'))}")
     if os.path.lexists(out) and not options["overwrite"]:
         raise UsageError(f"{out} exists; give another name, or --overwrite")
     if any(os.path.exists(out) and os.path.samefile(file, out) for file in files):
         raise UsageError(f"{out} is the file to export; give the new one another name")
-    if not os.path.isdir(folder):
-        raise StorageError(f"cannot write {out}: there is no folder {folder}; mkdir -p {quote(folder)}")
+    check_folder(out)
     start, replaces, temporary = perf_counter(), identity(out), temporary_path(os.path.abspath(out), "exporting")
     with _stopped_by_signals(), removed(temporary):
         report = in_sandbox("mpi_rollout.data.exports.d4rl:export", files[0], list(files), temporary, options)
@@ -138,13 +132,11 @@ def export_d4rl(files: Sequence[str], out: str, options: Options) -> list[str]:
         except OSError as error:
             raise StorageError(f"cannot write {out}: {error.strerror or error}") from error
     report |= {"path": out, "seconds": perf_counter() - start}
-    return _d4rl_lines(report, options["json"])
+    return _lines(out, report, options["json"], _d4rl_notes(report))
 
 
-def _d4rl_lines(report: Mapping[str, Any], as_json: bool) -> list[str]:
-    if as_json:
-        return [json.dumps(report)]
-    lines = [f"{report['path']}: {_counts(report)}"]
+def _d4rl_notes(report: Mapping[str, Any]) -> list[str]:
+    lines = []
     if not report["is_flat"]:
         lines.append("note          observations are nested: D4RL's own loader wants one array of them")
     if report["unknown"]:
@@ -152,7 +144,7 @@ def _d4rl_lines(report: Mapping[str, Any], as_json: bool) -> list[str]:
             f"note          of {counted(report['unknown'], 'episode')} the file does not have the last observation: "
             "their last row of next_observations repeats the one before"
         )
-    return [printable(line) for line in lines]
+    return lines
 
 
 def _check_files(files: Sequence[str]) -> None:

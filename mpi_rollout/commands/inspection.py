@@ -18,7 +18,6 @@ from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.text import counted, printable
 
 PATIENCE_S = 20.0  # `inspect` reads little, and its user waits.
-SUFFIX = ".part"
 PHASES = {  # The words for `clock.PHASES`; measuring the limit is not the run.
     "step": "stepping envs",
     "gather": "gathering the ranks' data",
@@ -49,7 +48,7 @@ def figures_of(files: Sequence[str], folder: str | None) -> dict[str, str]:
     """Return where the picture of each file goes: beside it, or into a folder.  UsageError if two would be one."""
     figures: dict[str, str] = {}
     for file in files:
-        stem = os.path.basename(file).removesuffix(SUFFIX).removesuffix(".h5")
+        stem = os.path.basename(file).removesuffix(".part").removesuffix(".h5")
         figure = os.path.join(os.path.dirname(file) if folder is None else folder, f"{stem}.png")
         if figure in figures.values():
             raise UsageError(f"--plot would draw two files as {figure}; draw one after the other, with other --out")

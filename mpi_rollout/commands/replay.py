@@ -159,7 +159,7 @@ class StoredEpisodes:
         self._episodes, self._resets = committed_episodes(file), committed_resets(file)
 
     def replay(self, driver: Driver, row: np.void) -> Replay:
-        """Return a function that replays an episode with the only env of a driver."""
+        """Make the replay of an episode with the only env of a driver."""
         is_before = (self._episodes["env_index"] == row["env_index"]) & (self._episodes["start"] < row["start"])
         number, start = np.array([np.count_nonzero(is_before)]), np.zeros(1, np.int64)
         past = Past(self._seed, int(row["length"]), number, start, given_seeds=(int(row["seed"]),))

@@ -130,8 +130,7 @@ def _check_same_spaces(first: RunData, data: RunData) -> None:
 def _together(tables: list[np.ndarray]) -> np.ndarray:
     """Put tables of episodes together, with the index of each one's file."""
     rows = np.zeros(sum(map(len, tables)), SEVERAL)
-    for name in EPISODE.names or ():
-        rows[name] = np.concatenate([table[name] for table in tables])
+    rows[[*(EPISODE.names or ())]] = np.concatenate(tables)
     rows["file"] = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     return rows
 

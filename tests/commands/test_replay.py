@@ -93,23 +93,26 @@ def test_the_choice_follows_from_the_seed_and_is_spread():
 
 
 @pytest.mark.parametrize(
-    ("env", "num_steps"),
+    ("env", "num_steps", "num_ranks"),
     [
-        (("--env", "CartPole-v1"), 300),
-        (("--env", "MountainCar-v0"), 250),  # Truncated after 200 steps.
-        (("--env-factory", "nested.py:Nested"), 60),
+        (("--env", "CartPole-v1"), 300, 2),
+        (("--env", "MountainCar-v0"), 250, None),  # Truncated after 200 steps.
+        (("--env-factory", "nested.py:Nested"), 60, None),
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else "",
 )
-def test_every_episode_of_a_run_comes_out_the_same(job: Job, env: tuple[str, str], num_steps: int):
+def test_every_episode_of_a_run_comes_out_the_same(
+    job: Job, env: tuple[str, str], num_steps: int, num_ranks: int | None
+):
     (job.folder / "nested.py").write_text(NESTED)
-    path = job.collect(2, *env, "--num-envs", "3", "--num-steps", str(num_steps), "--seed", "5")
+    path = job.collect(num_ranks, *env, "--num-envs", "3", "--num-steps", str(num_steps), "--seed", "5")
     result = job.forked("verify", str(path), "--replay", "100000", "--json", *env)
     assert result.code == 0, result.err
     found = json.loads(result.out)
     assert found["replayed"] == found["episodes"] > 3
     with h5py.File(path) as file:
         assert found["replayed_steps"] == file["episodes"]["length"].sum()
+        assert file.attrs["num_ranks"] == (num_ranks or 1)
 
 
 @pytest.mark.parametrize("module", ["mujoco", "ale_py"])

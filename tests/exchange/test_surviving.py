@@ -232,10 +232,10 @@ def test_a_lost_root_ends_the_job_and_committed_steps_stay(ulfm, job, num_ranks)
 @pytest.mark.parametrize(
     ("when", "code", "message"),
     [
-        ("making", 70, "lost rank 1"),
-        ("first reset", 70, "lost rank 1"),
-        ("bare", 70, f"lost rank 1 ({HOST}) between two steps"),  # While the limit is measured.
-        ("reporting", 0, f"lost rank 1 ({HOST}) between two steps"),  # All its steps are there.
+        ("making", 70, ".*lost rank 1.*"),
+        ("first reset", 70, ".*lost rank 1.*"),
+        ("bare", 70, rf"lost rank 1 \({HOST}\) between two steps"),  # While the limit is measured.
+        ("reporting", 0, rf"lost rank 1 \({HOST}\) between two steps"),  # All its steps are there.
         ("closing", 0, ""),
     ],
 )
@@ -244,7 +244,7 @@ def test_a_rank_lost_outside_the_steps_never_hangs_the_job(ulfm, job, num_ranks,
     options = ("--measure-limit",) if when == "bare" else ()
     result = run(job, num_ranks, "--env-factory", "failing_envs:Leaving", *kwargs(rank=1, when=when), *SHORT, *options)
     assert result.code == code and is_empty(job.folder), result.err
-    assert when == "closing" or (len(messages(result)) == 1 and message in messages(result)[0])
+    assert when == "closing" or (len(messages(result)) == 1 and re.fullmatch(message, messages(result)[0]))
     if when != "bare":
         assert outputs(job.folder) == ["run.h5"] * (code == 0)
 

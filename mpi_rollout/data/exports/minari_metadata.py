@@ -33,8 +33,8 @@ def metadata_of(data: SeveralRuns, options: Options) -> tuple[dict[str, object],
     metadata = {
         "data_format": "hdf5",
         "jpeg_encoding": False,
-        "observation_space": as_text(data.observation_space),
-        "action_space": as_text(data.action_space),
+        "observation_space": json.dumps(described(data.observation_space)),
+        "action_space": json.dumps(described(data.action_space)),
         "dataset_id": options["dataset_id"],
         "minari_version": oldest_version(data.observation_space, data.action_space),
         "algorithm_name": policies_of(data.files),
@@ -161,11 +161,6 @@ def described(space: Space) -> dict[str, object]:
         case _:
             raise UsageError(f"Minari has no {type(space).__name__} spaces, got {space}")
     return {"type": type(space).__name__, **of_kind}
-
-
-def as_text(space: Space) -> str:
-    """Return a space as the text in metadata."""
-    return json.dumps(described(space))
 
 
 def is_image(space: Space) -> bool:

@@ -35,11 +35,6 @@ def check_id(dataset_id: str) -> None:
         raise UsageError(f"{dataset_id} has no version, and Minari would not load it; use {dataset_id}-v0")
 
 
-def datasets_folder() -> str:
-    """Return where Minari looks for data sets."""
-    return os.path.abspath(os.environ.get(VARIABLE) or os.path.expanduser("~/.minari/datasets"))
-
-
 def next_version(dataset_id: str, folder: str) -> str:
     """Return the id with the first version that is free."""
     name, _, version = dataset_id.rpartition("-v")
@@ -55,7 +50,8 @@ class Place:
     """
 
     def __init__(self, dataset_id: str, overwrites: bool = False):
-        self._id, self._overwrites, self._folder = dataset_id, overwrites, datasets_folder()
+        self._id, self._overwrites = dataset_id, overwrites
+        self._folder = os.path.abspath(os.environ.get(VARIABLE) or os.path.expanduser("~/.minari/datasets"))
         self._namespaces = [str(namespace) for namespace in PurePath(dataset_id).parents][:-1]
         self._made: list[Path] = []
         self.path = os.path.join(self._folder, dataset_id)

@@ -16,7 +16,7 @@ import mpi_rollout
 from mpi_rollout.data import reading
 from mpi_rollout.data.exports import episode_groups, selection
 from mpi_rollout.data.exports import minari as tasks
-from mpi_rollout.data.exports.minari_metadata import as_text, policies_of, why_not_recovered
+from mpi_rollout.data.exports.minari_metadata import described, policies_of, why_not_recovered
 from mpi_rollout.errors import DataError, StorageError, UsageError
 from mpi_rollout.ranks.set_up import describe_spec
 
@@ -214,7 +214,7 @@ def test_an_env_whose_spec_has_objects_is_not_recovered():
 
 def test_a_dict_with_a_slash_in_a_key_is_refused():
     with pytest.raises(UsageError, match="'a/b'"):
-        as_text(spaces.Dict({"a/b": spaces.Discrete(3)}))
+        described(spaces.Dict({"a/b": spaces.Discrete(3)}))
 
 
 def test_a_full_disk_is_told_before_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
