@@ -54,7 +54,6 @@ TABLE = {
         _result("rewards", np.float64),
         _result("terminations", np.bool_),
         _result("truncations", np.bool_),
-        StoredColumn("resets", leaf=Leaf(("resets",), np.dtype(np.bool_), ()), since=4),
     )
 }
 OUTCOMES = tuple(column.leaf for column in TABLE.values() if column.leaf is not None)

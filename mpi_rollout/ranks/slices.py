@@ -53,7 +53,6 @@ class Slice(ABC):
     def __init__(self, exchange: Exchange, envs: VectorEnv, random: RandomPolicy | None):
         self.exchange, self.envs, self.env_indices = exchange, envs, exchange.envs
         self.num_steps = self.num_done = self._num_calls = 0
-        self._are_over = np.zeros(envs.num_envs, np.bool_)
         self._way_out = RUNS_WAY_OUT if exchange.contents.keeps_infos else TRAINERS_WAY_OUT
         self.restarts: list[str] = []
         self.faults: list[Restart] = []  # Restarts of the step under way.
@@ -153,8 +152,6 @@ class Slice(ABC):
                 self._roll(actions[0])
             else:
                 self._fill_rows(actions, [*actions, *extras] if is_asked else [], is_to_stop)
-            if self.num_done and "resets" in slot.further:
-                self._note_resets(slot.further["resets"][: self.num_done])
         finally:
             if self.exchange.layout.actions:
                 self._send_back([*actions, *extras], [*slot.action_arrays, *slot.extra_arrays])
@@ -179,12 +176,6 @@ class Slice(ABC):
             self.num_done += 1
             if row < last_row and is_to_stop() and not marks[row]:  # A mark says one thing: else the next step does.
                 break
-
-    def _note_resets(self, resets: np.ndarray) -> None:
-        """Note which rows only reset an env: those after an end."""
-        slot = self.exchange.slot
-        ends = (slot.terminations | slot.truncations)[: len(resets)]
-        resets[0], resets[1:], self._are_over = self._are_over, ends[:-1], ends[-1].copy()
 
     def _batches(self, actions: list[np.ndarray]) -> Iterable[Tree]:
         """Yield the actions of each step, views of these arrays."""
