@@ -30,7 +30,6 @@ def with_wrapper(wrap: Callable[[gymnasium.Env], gymnasium.Env], env_id: str, **
 
 MAKES = {
     "CartPole": partial(gymnasium.make, "CartPole-v1"),
-    "Acrobot": partial(gymnasium.make, "Acrobot-v1"),
     "Pendulum": partial(gymnasium.make, "Pendulum-v1"),
     "FrozenLake": partial(gymnasium.make, "FrozenLake-v1"),
     "Blackjack": partial(gymnasium.make, "Blackjack-v1"),
@@ -157,7 +156,7 @@ def test_the_loop_gives_what_gymnasium_gives(name: str, mode: AutoresetMode):
     loop = LoopVectorEnv([MAKES[name]] * 3, autoreset_mode=mode)
     oracle = SyncVectorEnv([ORACLES[name]] * 3, autoreset_mode=mode)
     assert_same(loop, loop.reset(seed=5), oracle.reset(seed=5))
-    assert assert_same_steps(loop, oracle, 600 if name == "Acrobot" else 210) >= 3
+    assert assert_same_steps(loop, oracle, 210) >= 3
     assert_same_generators(loop, oracle)
 
 
@@ -470,18 +469,13 @@ def test_envs_that_were_never_reset_do_not_render():
         loop.render()
 
 
-def test_the_wrappers_of_gymnasium_know_of_a_reset():
+def test_generators_may_be_looked_at_before_a_reset_of_which_gymnasiums_wrappers_know():
     loop, oracle = pair(partial(gymnasium.make, "CartPole-v1"))
     for num_resets in range(2):
         for name in ("checked_reset", "has_reset"):
             assert loop.get_attr(name) == oracle.get_attr(name) == (num_resets == 1,) * 3
+        assert loop.np_random == tuple(env.unwrapped.np_random for env in loop.envs)
         loop.reset(seed=0), oracle.reset(seed=0)
-
-
-def test_the_generators_may_be_looked_at_before_the_first_reset():
-    loop = LoopVectorEnv([partial(gymnasium.make, "CartPole-v1")] * 2)
-    assert loop.np_random == tuple(env.unwrapped.np_random for env in loop.envs)
-    assert loop.np_random_seed == tuple(env.unwrapped.np_random_seed for env in loop.envs)
 
 
 def limited(*limits: int) -> gymnasium.Env:
@@ -496,7 +490,7 @@ ELAPSED, LIMIT = "_elapsed_steps", "_max_episode_steps"
 
 
 @in_every_mode
-@pytest.mark.parametrize("limits", [(7,), (5, 9), (9, 5)])
+@pytest.mark.parametrize("limits", [(7,), (9, 5)])
 @pytest.mark.parametrize(
     "change",
     [
@@ -604,12 +598,10 @@ def replaced(index: int, value: Any) -> Callable[[int, tuple], tuple]:
     ("outcome", "message"),
     [
         (replaced(0, np.zeros(3, np.int64)), r"observation should be int64 of shape \(4,\), got int64 of shape \(3,\)"),
-        (replaced(0, np.zeros((4, 1), np.int64)), r"observation should be int64 of .*, got int64 of shape \(4, 1\)"),
         (replaced(0, np.zeros((1, 4), np.int64)), r"observation should be int64 of .*, got int64 of shape \(1, 4\)"),
         (replaced(0, np.zeros(4)), r"observation should be int64 of .*, got float64 of shape \(4,\)"),
         (replaced(0, np.full(4, 2**63, np.uint64)), r"observation should be int64 of .*, got uint64 of .* cannot hold"),
         (replaced(0, [0.0, 0.0, 0.0, 0.0]), r"observation should be int64 of .*, got float64 of shape \(4,\)"),
-        (replaced(0, 3), r"observation should be int64 of .*, got int64 of shape \(\)"),
         (replaced(0, None), r"observation should be int64 of .*, got object of shape \(\)"),
         (replaced(1, "much"), r"reward should be float64 of shape \(\), got 'much'; correct"),
         *((replaced(1, value), r"reward should be float64 of .*, got ") for value in (None, b"1", [1.0], 1j, {})),

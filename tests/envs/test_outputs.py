@@ -28,14 +28,12 @@ INTS = spaces.Box(-100, 100, (2,), np.int16)
 NESTED = spaces.Dict(a=FLOATS, b=spaces.Tuple((INTS, spaces.Discrete(9))))
 CAST: dict[str, tuple[spaces.Space, Callable[[int], Any], str]] = {  # Space, observation, what is warned of.
     "float64": (FLOATS, lambda n: np.array([n / 3, 0.1]), "observation is float64, its space is float32"),
-    "float16": (FLOATS, lambda n: np.array([n / 3, 0.1], np.float16), "observation is float16, its space is float32"),
     "big-endian": (FLOATS, lambda n: np.array([n / 3, 0.1], ">f4"), "observation is >f4, its space is float32"),
     "ints as floats": (FLOATS, lambda n: np.array([n, 7]), "observation is int64, its space is float32"),
     "bools as floats": (FLOATS, lambda n: np.array([n > 1, True]), "observation is bool, its space is float32"),
     "list of floats": (FLOATS, lambda n: [n / 3, 0.1], "observation is float64, its space is float32"),
     "tuple of ints": (FLOATS, lambda n: (n, 7), "observation is int64, its space is float32"),
     "small ints": (INTS, lambda n: np.array([n, -7]), "observation is int64, its space is int16"),
-    "bools as ints": (INTS, lambda n: np.array([n > 1, True]), "observation is bool, its space is int16"),
     "a leaf": (
         NESTED,
         lambda n: {"a": np.array([n / 3, 0.1]), "b": (np.zeros(2, np.int16), n)},

@@ -242,7 +242,7 @@ def test_without_infos_all_else_is_the_same(recorded, num_ranks: int, mode: str,
         ({"mass": 1.5}, {"mass/lost": "f8"}),
         ({"deep": {"odd": 1}}, {"deep": "f8"}),
     ],
-    ids=str,
+    ids=["object", "text", "more axes", "no axis", "no dict", "a dict"],
 )
 def test_infos_that_are_not_as_they_were_wanted_are_an_error_that_names_them(info: dict, wanted: dict):
     [leaf] = info_leaves(wanted)

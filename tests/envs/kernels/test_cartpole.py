@@ -112,7 +112,7 @@ def test_columns_may_be_parts_of_larger_arrays(envs_of: MakeEnvs):
         assert np.all(array == np.array(9, array.dtype)), "what lies between the rows is left alone"
 
 
-@pytest.mark.parametrize("left_out", [(0,), (1,), (0, 1), (2,), (3,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("left_out", [(0,), (1, 2), (0, 1, 2, 3)])
 def test_columns_that_nobody_reads_may_be_left_out(envs_of: MakeEnvs, left_out: tuple[int, ...]):
     actions = chosen_actions(60, 12)
     expected, envs = envs_of(12), envs_of(12)
@@ -240,7 +240,7 @@ def test_what_is_no_batch_of_actions_is_refused(envs_of: MakeEnvs, actions: Any)
         envs.step(actions)
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint64, ">i8"])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint64, ">i8"])
 def test_actions_may_be_any_integers(envs_of: MakeEnvs, dtype: Any):
     envs, actions = envs_of(3), chosen_actions(20, 3)
     envs.reset()
