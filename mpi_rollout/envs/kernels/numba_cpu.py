@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from inspect import getsource
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,6 +26,7 @@ from mpi_rollout.envs.kernels.cartpole import Table, Task, new_table
 from mpi_rollout.envs.rollout import RolloutColumns, has_rows
 
 BLOCK = 256
+LONGEST_COMPILING_S = 60.0  # On a busy machine; alone it takes about 4 s.
 # Without NumPy's error model each division has a branch, and nothing is vectorized.
 OPTIONS: Any = {"error_model": "numpy", "nogil": True, "fastmath": False}
 _compiled = njit(**OPTIONS)
@@ -189,14 +191,19 @@ def compiled_kernel() -> Callable[..., None]:
 def _first_compiles(folder: Path) -> Iterator[None]:
     """Let the other processes that come here wait while the first one compiles; together they then load the result.
 
-    The lock ends with its process.  Where there are no locks, nobody waits.
+    They wait for `LONGEST_COMPILING_S` at most, since the first one may be stopped.  Where there are no locks, nobody
+    waits.
     """
     with (folder / f"mpi_rollout-{os.getuid()}.lock").open("ab") as file:
+        until, how = monotonic() + LONGEST_COMPILING_S, fcntl.LOCK_EX
         with suppress(OSError):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                fcntl.flock(file, fcntl.LOCK_SH)
+            while monotonic() < until:
+                try:
+                    fcntl.flock(file, how | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    how = fcntl.LOCK_SH
+                    sleep(0.05)
         yield
 
 
