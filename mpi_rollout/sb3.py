@@ -92,12 +92,12 @@ class MPIVecEnv(VecEnv):
         return observations
 
     def step_async(self, actions: Tree) -> None:
-        """Take actions of shape (num_envs, ...), or a tree of such arrays, for `step_wait`."""
-        self._actions = actions
+        """Send actions of shape (num_envs, ...), or a tree of such arrays, to the ranks."""
+        self._envs.send(actions)
 
     def step_wait(self) -> tuple[Tree, np.ndarray, np.ndarray, Infos]:
-        """Step all envs."""
-        observations, rewards, terminations, truncations, infos = self._envs.step(self._actions)
+        """Wait until all envs have stepped."""
+        observations, rewards, terminations, truncations, infos = self._envs.recv_all()
         dones, is_cut = terminations | truncations, truncations & ~terminations
         info_of_env: Infos = [{"TimeLimit.truncated": value} for value in is_cut.tolist()]
         if infos:

@@ -122,6 +122,14 @@ class MPIVectorEnv(CalledByName):
             steps.receive(len(lanes), steps.outcomes.lay)
             return steps.outcome(lanes)
 
+    def recv_all(self) -> Step:
+        """Wait until all envs have stepped, which `send` was told of; return what `step` returns."""
+        lanes = self._driver.lanes
+        self.end.check_sent("recv_all")
+        with self.interrupts:
+            self.steps.receive(len(lanes), self.steps.outcomes.lay)
+            return self.steps.outcome(lanes)
+
     def send(self, actions: object, envs_slice: np.ndarray | None = None) -> None:
         """Check actions and send them to the ranks, which step while the caller goes on.
 
