@@ -148,7 +148,8 @@ def check_value(own: "Field[Any]", value: Any) -> None:
     if own.metadata.get("is_time") and not (is_of(value, float) and 0 < value <= MAX_TIMEOUT_S):
         raise UsageError(option, f" must be more than 0 s and at most {MAX_TIMEOUT_S:g}, got {value!r}")
     if not is_of(value, own.type):
-        raise UsageError(option, f" cannot be {value!r:.80}")
+        expected = "must be True or False, got" if own.type is bool else "cannot be"
+        raise UsageError(option, f" {expected} {value!r:.80}")
 
 
 def is_of(value: object, annotation: object) -> bool:

@@ -34,7 +34,7 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     old = {name: values[name] for name in OLD_VALUES if name in values}
     for name, value in old.items():
-        if value not in OLD_VALUES[name]:
+        if not any(value == known and type(value) is type(known) for known in OLD_VALUES[name]):
             raise ValueError(f"{flag(name)} of its run cannot be {json.dumps(value)[:80]}")
     new = {NEW_NAMES.get(name, name): value for name, value in values.items() if name not in old}
     if "mode" in old:

@@ -182,7 +182,9 @@ def _add(
     description: str | None = None,
 ) -> Parser:
     parser = commands.add_parser(name, help=words, description=description)
-    parser.add_argument("--json", action="store_true", help="print each result as one line of JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON, one line for each result; `list` prints one line"
+    )
     parser.set_defaults(command=command)
     return parser
 

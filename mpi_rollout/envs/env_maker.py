@@ -196,10 +196,9 @@ def of_missing_package(name: str, text: str) -> str:
     """Say what to do about a missing package; where the name is PACKAGE:ID, the package may be misspelt."""
     if "gymnasium-robotics" in text:  # MuJoCo's envs of old versions.
         return "use its latest version"
+    imported = text.replace("-", "_")  # ale-py is how it is installed, ale_py how it is imported.
     for package, extra in EXTRAS.items():
-        if package in name or package in text.replace(
-            "-", "_"
-        ):  # ale-py is how it is installed, ale_py how it is imported.
+        if package in imported or (package == "CartPoleCUDA" and package in name):
             return f"pip install 'mpi_rollout[{extra}]'"
     is_named = f"'{name.partition(':')[0]}'" in text
     return "install it, or correct the name before the colon" if is_named else "install it"

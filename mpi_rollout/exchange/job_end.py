@@ -15,7 +15,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -220,12 +219,14 @@ class EndWatch:
         exits.leave_now(code)
 
 
-_end_watch = cache(EndWatch)
+_end_watches: list[EndWatch] = []  # At most one, whatever ranks this process has in its communicators.
 
 
 def watch_end(comm: "MPI.Comm", code: int) -> EndWatch:
     """End this rank after its program is through, with this code if the program gives no other."""
-    watch = _end_watch(rank_and_host(comm.rank))
+    if not _end_watches:
+        _end_watches.append(EndWatch(rank_and_host(comm.rank)))
+    [watch] = _end_watches
     watch.code = code
     return watch
 

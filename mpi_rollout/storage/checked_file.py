@@ -46,6 +46,7 @@ from mpi_rollout.stored_config import read_config
 from mpi_rollout.text import counted
 
 OURS = {"config", "spaces", "digest", "format_version"}  # Attributes that only files of this program have together.
+AUTORESET_MODES = ("NextStep", "SameStep", "Disabled")  # Gymnasium's values; readers do without Gymnasium.
 
 
 @contextmanager
@@ -223,6 +224,8 @@ def check_attributes(attributes: Mapping[str, object]) -> None:
     if digest_of(attributes) != attributes["digest"]:
         raise ContentError("the attributes of its root group are not what was written: their digest does not fit")
     promise_of(attributes)
+    if (mode := text(attributes, "autoreset_mode")) not in AUTORESET_MODES:
+        raise ContentError(f"its attribute autoreset_mode is {mode!r:.80}; the file is damaged")
 
 
 def promise_of(attributes: Mapping[str, object]) -> Reproducibility:

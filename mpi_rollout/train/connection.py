@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpi_rollout.train.recorder import Recorder
-    from mpi_rollout.train.request import Request
 
 MEETING = "mpi_rollout.connect"  # What ranks that wait for others are said to have called.
 GRACE_S = 5.0  # The time that ranks have to end their step when a trainer has failed.

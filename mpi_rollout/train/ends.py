@@ -182,7 +182,8 @@ class RootEnd:
 
     def _check_begun(self, lanes: Sequence[Lane]) -> None:
         if not self._is_reset and (self._enforces_order or self.recorder is not None):
-            raise ResetNeeded("step before reset; call reset() first")
+            why = "" if self.recorder is None else ": a recording needs the first observations"
+            raise ResetNeeded(f"step before reset{why}; call reset() first")
         if self._has_autoreset or not self.ended.any():
             return
         if ended := [int(index) for index in indices_of(lanes) if self.ended[index]]:
@@ -262,7 +263,7 @@ class RootEnd:
             if is_pending:
                 holder._drop()
             holder._driver.switch(number)
-        turns.holder = self
+            turns.holder = self  # At once: an interrupt that was kept back is raised where this block ends.
 
     def finish_recording(self) -> None:
         """Complete the file of `record`, if there is one; StorageError if it cannot be written."""

@@ -78,12 +78,21 @@ def test_a_damaged_attribute_is_named(tmp_path: Path, name: str, value: object):
         checked_file.check_attributes({**attributes, name: value})
 
 
-@pytest.mark.parametrize("promised", [3, "always", np.arange(3)], ids=["number", "word", "array"])
-def test_a_promise_that_nobody_makes_is_damage(tmp_path: Path, promised: object):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("reproducibility", 3),
+        ("reproducibility", "always"),
+        ("reproducibility", np.arange(3)),
+        ("autoreset_mode", "foo"),
+    ],
+    ids=["a number", "a word", "an array", "a mode"],
+)
+def test_a_promise_or_a_mode_that_nobody_knows_is_damage(tmp_path: Path, name: str, value: object):
     with h5py.File(written(tmp_path, "complete")) as file:
-        attributes = {**checked_file.attributes_of(file), "reproducibility": promised}
+        attributes = {**checked_file.attributes_of(file), name: value}
     attributes["digest"] = digest_of(attributes)
-    with pytest.raises(ContentError, match="its attribute reproducibility is"):
+    with pytest.raises(ContentError, match=f"its attribute {name} is"):
         checked_file.check_attributes(attributes)
 
 
