@@ -21,7 +21,7 @@ from mpi_rollout.storage.schema import (
     FORMAT,
     FORMAT_VERSION,
     LIST,
-    LISTED_SINCE,
+    OLDEST_VERSION,
     RESET,
     check_datasets,
     digest_of,
@@ -83,7 +83,7 @@ class CheckedFile:
         check_format(self.root, path)
         check_attributes(self.root)
         self.config, version = read_config(self.root["config"], path), count(self.root, "format_version")
-        expected = expected_rows(self.root, self.config, version, "chunks" in file or version >= LISTED_SINCE)
+        expected = expected_rows(self.root, self.config, version)
         self.datasets = checked_objects(file, tell, expected)
         check_datasets(self.datasets, expected, self.config.compression)
         tell("its root group")
@@ -201,7 +201,7 @@ def check_format(attributes: Mapping[str, object], path: str) -> None:
             raise ContentError(f"its attribute format is {got!r:.80}, it should be {FORMAT!r}; the file is damaged")
         raise DataError(f"{path} was not written by {FORMAT}")
     version = count(attributes, "format_version")
-    if version not in range(1, FORMAT_VERSION + 1):
+    if version not in range(OLDEST_VERSION, FORMAT_VERSION + 1):
         raise DataError(
             f"{path} has format version {version}, this program reads {FORMAT_VERSION}; read it with the version of "
             "mpi_rollout that wrote it"
@@ -224,17 +224,17 @@ def check_attributes(attributes: Mapping[str, object]) -> None:
     if digest_of(attributes) != attributes["digest"]:
         raise ContentError("the attributes of its root group are not what was written: their digest does not fit")
     promise_of(attributes)
+    if not isinstance(has_seeds := attributes.get("has_episode_seeds"), np.bool_):
+        raise ContentError(f"its attribute has_episode_seeds is {has_seeds!r:.80}, it should be true or false")
     if (mode := text(attributes, "autoreset_mode")) not in AUTORESET_MODES:
         raise ContentError(f"its attribute autoreset_mode is {mode!r:.80}; the file is damaged")
 
 
 def promise_of(attributes: Mapping[str, object]) -> Reproducibility:
-    """Return the promise of a file's envs; files of older versions do not have it."""
-    if (promised := attributes.get("reproducibility")) is None:
-        is_loop = parsed(attributes, "config", dict).get("vectorization_mode") == "sync"
-        return Reproducibility.EPISODE if is_loop else Reproducibility.SLICE
+    """Return the promise of a file's envs."""
+    promised = text(attributes, "reproducibility")
     try:
-        return Reproducibility(text(attributes, "reproducibility"))
+        return Reproducibility(promised)
     except ValueError as error:
         raise ContentError(f"its attribute reproducibility is {promised!r:.80}; the file is damaged") from error
 
@@ -283,7 +283,7 @@ def possible_resets(root: Mapping[str, object], resets: np.ndarray, num_steps: i
 
 
 def identity(tell: Tell, path: str) -> dict[str, Any]:
-    """Read whose file it is: its run's configuration, in JSON, its policy, its format, and whether it is complete."""
+    """Read whose file it is: its run's configuration, in JSON, its policy, and whether it is complete."""
     with reading(path, tell) as (file, note):
         return identity_of(CheckedFile(file, path, note).root)
 
@@ -293,6 +293,5 @@ def identity_of(attributes: Mapping[str, object]) -> dict[str, Any]:
     return {
         "config": text(attributes, "config"),
         "policy_sha256": text(attributes, "policy_sha256") if "policy_sha256" in attributes else "",
-        "version": count(attributes, "format_version"),
         "complete": bool(text(attributes, "finished").strip()),
     }
