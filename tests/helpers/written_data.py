@@ -19,7 +19,6 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.process.clock import PHASES
-from mpi_rollout.storage.checked_file import committed_episodes
 from mpi_rollout.storage.run_file import Ending, Prefix
 from mpi_rollout.storage.schema import CHUNK, COMMIT, first_digest, leaf_datasets, next_digest
 from mpi_rollout.storage.untrusted import open_unmarked
@@ -121,14 +120,14 @@ def digests(columns: Mapping[str, np.ndarray]) -> dict[str, str]:
 def what_is_committed(file: h5py.File) -> dict:
     """What a file holds of the steps that it says it has, for JSON; all of its rows that count are read."""
     num_steps = int(file["trajectories"].attrs["num_steps"])
-    datasets = leaf_datasets(file["trajectories"])
+    datasets, episodes = leaf_datasets(file["trajectories"]), file["episodes"][...]
     return {
         "num_steps": num_steps,
         "lengths": {name: len(dataset) for name, dataset in datasets.items()},
         "digests": digests(
             {name: each[: num_steps + name.startswith("observations")] for name, each in datasets.items()}
         ),
-        "episodes": [list(row) for row in committed_episodes(file).tolist()],
+        "episodes": [list(row) for row in episodes.tolist() if row[1] + row[2] <= num_steps],
     }
 
 
