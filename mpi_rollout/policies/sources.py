@@ -17,7 +17,7 @@ from mpi_rollout.policies.networks import try_model
 from mpi_rollout.policies.onnx_check import check_network, weight_files
 from mpi_rollout.policies.untrusted import TRUST_IT, members_of, reading, without_folder
 from mpi_rollout.process.paths import colon_hint, load_object, located
-from mpi_rollout.text import first_line, system_words, words_of
+from mpi_rollout.text import first_line, pip_install, system_words, words_of
 
 EXPORT = "save the network with torch.export.save(torch.export.export(...), 'policy.pt2')"
 NO_NETWORK = (
@@ -179,7 +179,7 @@ def load_model(source: PolicySource, observation_space: Space, action_space: Spa
     try:
         loader = import_module(f"mpi_rollout.policies.{form.loader}")
     except ImportError as error:
-        missing = f"needs a package ({first_line(error)}); pip install 'mpi_rollout[{form.extra}]'"
+        missing = f"needs a package ({first_line(error)}); {pip_install(f'[{form.extra}]')}"
         raise UsageError(f"--policy {source.name}: {missing}") from error
     with reading(f"--policy {source.name}"):
         try:

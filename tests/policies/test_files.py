@@ -1,5 +1,6 @@
 """Which kind a policy's file is, and files that are none."""
 
+import re
 import sys
 import zipfile
 from hashlib import sha256
@@ -13,6 +14,7 @@ from mpi_rollout.core.policy_kinds import FORMATS
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.onnx_check import weight_files
 from mpi_rollout.policies.sources import kind_of, load_model, read_source, sha256_of
+from mpi_rollout.text import pip_install
 
 
 def named(*names: str) -> bytes:
@@ -146,7 +148,7 @@ def test_a_missing_package_is_named_with_its_extra(kind: str, monkeypatch: pytes
     for name in (package, "torch"):  # SB3 needs torch too, which takes seconds to import.
         monkeypatch.setitem(sys.modules, name, None)
     source = PolicySource(kind, "p.zip", KINDS[kind], "", "deterministic")
-    with assert_refused(rf"--policy p.zip: needs a package .*pip install 'mpi_rollout\[{extra}\]'"):
+    with assert_refused("--policy p.zip: needs a package .*" + re.escape(pip_install(f"[{extra}]"))):
         load_model(source, CART, TWO)
 
 
