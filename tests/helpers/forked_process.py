@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-
 MAPPED = "from mpi4py import rc; rc.initialize = False; import mpi4py.MPI; print(open('/proc/self/maps').read())"
 
 
