@@ -62,7 +62,8 @@ class TorchDevice:
     def _step(self, actions: torch.Tensor) -> dict[str, torch.Tensor]:
         """Take one step with actions (num_envs,) of float64; return its outcome, by the names of columns."""
         states, steps, episodes, began = self._table
-        x, x_dot, theta, theta_dot = cartpole.moved(*states, actions)
+        x, x_dot, theta, theta_dot = states
+        x, x_dot, theta, theta_dot = cartpole.moved(x, x_dot, theta, theta_dot, actions)
         states = torch.stack((x, x_dot, theta, theta_dot))
         steps += 1
         terminations = cartpole.is_outside(x, theta) & ~began
