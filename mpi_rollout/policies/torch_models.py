@@ -30,14 +30,12 @@ def load(source: PolicySource, observation_space: Space, action_space: Space) ->
     assert source.is_trusted, "sources.read_source refuses it: it is code"
     with warnings.catch_warnings(), reading():
         warnings.simplefilter("ignore")  # TorchScript is deprecated: who has such a file cannot act on that here.
-        is_script = source.kind == "torchscript"
-        module = (
-            torch.jit.load(io.BytesIO(source.content), map_location="cpu").eval()
-            if is_script
-            else _exported(source.content)
-        )
-        network = Script(module) if is_script else module
-        return model_of(partial(_call, network), _inputs(module, observation_space), head, network)
+        if source.kind == "torchscript":
+            script = torch.jit.load(io.BytesIO(source.content), map_location="cpu").eval()
+            network = Script(script)
+            return model_of(partial(_call, network), _inputs(script, observation_space), head, network)
+        program = _exported(source.content)
+    return model_of(partial(_call, program), _inputs(program, observation_space), head, program)
 
 
 def _call(network: Callable[[Argument], Any], arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
