@@ -12,8 +12,8 @@ from jobs import Job, assert_same_bytes, datasets
 
 from mpi_rollout.envs import dm_wrapper
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
-from mpi_rollout.envs.sharing import check_instances
 from mpi_rollout.errors import UsageError
+from mpi_rollout.ranks.set_up import check_instances
 from mpi_rollout.text import pip_install
 
 pytest.importorskip("shimmy")
