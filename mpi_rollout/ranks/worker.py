@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 
 from mpi_rollout.core.layout import FAULT, UNDONE
-from mpi_rollout.errors import EnvError, Fault, PolicyError, RankLost, SignalInterrupt, cause_of
+from mpi_rollout.errors import EnvError, Fault, PolicyError, RankError, RankLost, SignalInterrupt, as_flag, cause_of
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.job_end import abort, end_timeout_s
@@ -252,7 +252,7 @@ class Worker:
 
     def _begin_grace(self, fault: Fault) -> None:
         def end() -> None:
-            say(f"{fault.stack}mpi_rollout: {fault.message}\n")
+            say(f"{fault.stack}mpi_rollout: {RankError(fault, 1).shown(as_flag)}\n")
             abort(self.exchanges.control, fault.exit_code)
 
         others_ms = max(exchange.order.expected_ms for exchange in self.exchanges.all)  # The time of their fragments.

@@ -51,7 +51,7 @@ NO_POLICIES = {
 def test_what_is_no_policy_is_refused_in_one_line(case: str, tmp_path: Path):
     path = tmp_path / "policy.zip"
     path.write_bytes(NO_POLICIES[case][0])
-    with assert_refused(f"^--policy {path}: .*{NO_POLICIES[case][1]}"):
+    with assert_refused(f"^policy {path}: .*{NO_POLICIES[case][1]}"):
         read_source(str(path), "deterministic", is_trusted=False)
 
 
@@ -146,7 +146,7 @@ def test_a_missing_package_is_named_with_its_extra(kind: str, monkeypatch: pytes
     for name in (package, "torch"):  # SB3 needs torch too, which takes seconds to import.
         monkeypatch.setitem(sys.modules, name, None)
     source = PolicySource(kind, "p.zip", KINDS[kind], "", "deterministic")
-    with assert_refused(rf"--policy p.zip: needs a package .*pip install 'mpi_rollout\[{extra}\]'"):
+    with assert_refused(rf"policy p.zip: needs a package .*pip install 'mpi_rollout\[{extra}\]'"):
         load_model(source, CART, TWO)
 
 

@@ -175,7 +175,7 @@ def test_other_spaces_are_refused(
     writer: str, name: str, observations: spaces.Space, actions: spaces.Space, message: str
 ):
     content = content_of(writer, name)
-    with assert_refused(r"--policy p.pt: .*" + message):
+    with assert_refused(r"policy p.pt: .*" + message):
         load(content, observations, actions)
 
 
@@ -459,6 +459,6 @@ def test_a_damaged_file_is_refused_and_nobody_else_says_so(
 ):
     content = changed(content_of(writer, "logits"), member, edit)
     assert content != content_of(writer, "logits")
-    with assert_refused(r"--policy p.pt: the file is damaged"):
+    with assert_refused(r"policy p.pt: the file is damaged"):
         load(content, CART, TWO)
     assert capfd.readouterr() == ("", "")
