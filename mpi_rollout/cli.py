@@ -115,7 +115,7 @@ def _add_doctor(commands: Commands) -> None:
     doctor.add_argument("--env", metavar="ID", help="make this env and time its steps")
     doctor.add_argument("--json", action="store_true", help="print it as one line of JSON")
     doctor.add_argument(
-        "--timeout-s", type=float, default=20.0, metavar="S", help="how long MPI or the folder may take (default: 20)"
+        "--timeout-s", type=float, default=20.0, metavar="S", help="how long a check may take (default: 20)"
     )
     doctor.set_defaults(command=_doctor_command)
 

@@ -28,7 +28,7 @@ from mpi_rollout.errors import Option, RolloutError, UsageError
 from mpi_rollout.exchange.world import claimed_local_size
 from mpi_rollout.process.host import library_threads, share_of_cores
 from mpi_rollout.process.paths import load_callable
-from mpi_rollout.text import first_line, shortened
+from mpi_rollout.text import first_line, pip_install, shortened
 
 Kwargs = Mapping[str, Any]
 EnvFunction = Callable[..., gymnasium.Env]
@@ -43,12 +43,12 @@ HIGHWAY_IDS = ("highway-", "merge-", "roundabout-", "parking-", "intersection-",
 ROBOTICS_IDS = ("Fetch", "HandReach", "HandManip", "Adroit", "AntMaze", "PointMaze", "FrankaKitchen")
 # How ids of well-known packages begin: the module that registers them, and what pip installs.
 _REGISTERED_BY: dict[tuple[str, ...], tuple[str, str]] = {
-    ("ALE/",): ("ale_py", "'mpi_rollout[atari]'"),
+    ("ALE/",): ("ale_py", "[atari]"),
     ("MiniGrid-", "BabyAI-"): ("minigrid", "minigrid"),
     HIGHWAY_IDS: ("highway_env", "highway-env"),
     ROBOTICS_IDS: ("gymnasium_robotics", "gymnasium-robotics"),
     ("Panda",): ("panda_gym", "panda-gym"),
-    ("dm_control/",): ("shimmy", "'mpi_rollout[dm]'"),
+    ("dm_control/",): ("shimmy", "[dm]"),
 }
 
 
@@ -187,7 +187,7 @@ def of_unknown_id(env_id: str, error: gymnasium.error.Error) -> str:
         return words
     for prefixes, (_, package) in _REGISTERED_BY.items():
         if env_id.startswith(prefixes):
-            return f"{words}; pip install {package}"
+            return f"{words}; {pip_install(package)}"
     return f"{words}; if a package registers it, put its module before a colon, as in ale_py:ALE/Breakout-v5"
 
 
@@ -198,7 +198,7 @@ def of_missing_package(name: str, text: str) -> str:
     imported = text.replace("-", "_")  # ale-py is how it is installed, ale_py how it is imported.
     for package, extra in EXTRAS.items():
         if package in imported or (package == "CartPoleCUDA" and package in name):
-            return f"pip install 'mpi_rollout[{extra}]'"
+            return pip_install(f"[{extra}]")
     is_named = f"'{name.partition(':')[0]}'" in text
     return "install it, or correct the name before the colon" if is_named else "install it"
 

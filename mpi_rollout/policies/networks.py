@@ -8,8 +8,7 @@ A network of a file gives one array, or several of which the first counts:
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from gymnasium import spaces
@@ -23,13 +22,6 @@ from mpi_rollout.text import first_line
 TRIAL_ROWS = 3, 2  # A network is tried on batches of two sizes.
 WAY_OUT = "use ", Option("policy_mode", DETERMINISTIC)
 NO_ENV = "on observations of zeros, which rows of a block have that belong to no env, "
-
-
-class Input(NamedTuple):
-    """An array that a network takes: its dtype and its shape, in which None is any size."""
-
-    dtype: np.dtype
-    shape: tuple[int | None, ...]
 
 
 Inputs = dict[str, tuple[Leaf, np.dtype]]  # By name: the part of the observations, and the dtype that is wanted.
@@ -133,50 +125,6 @@ def model_of(
         return head(call(arrays), env_indices, uniforms)
 
     return Model(act, head.num_uniforms, owner=owner)
-
-
-def match_inputs(inputs: Mapping[str, Input], observation_space: Space, advice: str) -> Inputs:
-    """Find the part of the observations that each input takes: by its path, or the only one.
-
-    `advice` says how a network is saved that takes batches of any size.
-    """
-    observed = {leaf.path: leaf for leaf in leaves(observation_space)}
-    if len(observed) == len(inputs) == 1:
-        observed = dict(zip(inputs, observed.values(), strict=True))
-    if observed.keys() != inputs.keys():
-        taken, given = (
-            ", ".join(repr(name) if name else "one array" for name in names) for names in (inputs, observed)
-        )
-        hint = ": name the inputs so" if len(observed) > 1 else ""
-        raise UsageError(f"takes {taken}, the envs' observations are {given}{hint}")
-    for name, leaf in observed.items():
-        _check_input(inputs[name], leaf, advice)
-    return {name: (leaf, inputs[name].dtype) for name, leaf in observed.items()}
-
-
-def _check_input(taken: Input, leaf: Leaf, advice: str) -> None:
-    """Check that an observation may be given to a network.
-
-    Floats may become other floats, and whole numbers other whole numbers.  Bytes of an image do not become floats: some
-    networks want these from 0 to 255, and some from 0 to 1.
-    """
-    name = f"observation {leaf.path!r}" if leaf.path else "observations"
-    batch, *shape = taken.shape or (0,)
-    own = leaf.shape
-    if len(shape) != len(own) or any(size not in (None, other) for size, other in zip(shape, own, strict=True)):
-        wanted = ["any" if size is None else size for size in taken.shape]
-        raise UsageError(f"takes {name} of shape {wanted}, the envs' are {['any', *own]}")
-    if batch is not None:
-        raise UsageError(f"takes batches of {batch} only; {advice}")
-    if _kind(leaf.dtype) != _kind(taken.dtype):
-        raise UsageError(
-            f"takes {taken.dtype} where the envs' {name} are {leaf.dtype}; save a network that takes {leaf.dtype}, "
-            "and that converts and scales them itself"
-        )
-
-
-def _kind(dtype: np.dtype) -> str:
-    return "i" if dtype.kind == "u" else dtype.kind
 
 
 def try_model(model: Model, observation_space: Space) -> None:
