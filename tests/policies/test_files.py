@@ -54,7 +54,7 @@ NO_POLICIES = {
 def test_what_is_no_policy_is_refused_in_one_line(name: str, tmp_path: Path):
     path = tmp_path / name
     path.write_bytes(NO_POLICIES[name][0])
-    with assert_refused(f"^--policy {path}: .*{NO_POLICIES[name][1]}"):
+    with assert_refused(f"^policy {path}: .*{NO_POLICIES[name][1]}"):
         read_source(str(path), "deterministic", is_trusted=False)
 
 
@@ -137,5 +137,5 @@ def test_a_missing_package_is_named_with_its_extra(kind: str, monkeypatch: pytes
     for name in (package, "torch"):  # SB3 needs torch too, which takes seconds to import.
         monkeypatch.setitem(sys.modules, name, None)
     source = PolicySource(kind, "p.zip", b"", "", "deterministic")
-    with assert_refused("--policy p.zip: needs a package .*" + re.escape(pip_install(f"[{extra}]"))):
+    with assert_refused("policy p.zip: needs a package .*" + re.escape(pip_install(f"[{extra}]"))):
         load_model(source, CART, TWO)
