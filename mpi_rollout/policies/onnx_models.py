@@ -119,5 +119,5 @@ def _outputs(session: onnxruntime.InferenceSession, head: Head) -> list[str]:
     """Return the names of the outputs that are needed.  A second one is known by its name, or it may be a value."""
     names = [output.name for output in session.get_outputs()]
     if head.num_outputs == 2 and not (len(names) == 2 and "std" in names[1].lower()):
-        raise UsageError(f"must have the outputs 'mean' and 'log_std' to draw from, has {names}; or {WAY_OUT}")
+        raise UsageError(f"must have the outputs 'mean' and 'log_std' to draw from, has {names}; or ", *WAY_OUT)
     return names[: head.num_outputs]

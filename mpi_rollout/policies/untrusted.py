@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import Option, UsageError
 from mpi_rollout.text import first_line
 
 TRUST_IT = "add --trust-policy, or trust_policy=True of connect, if you trust the file"
@@ -24,13 +24,13 @@ def damaged(what: object) -> UsageError:
 
 
 @contextmanager
-def reading(part: str = "") -> Iterator[None]:
+def reading(*part: Option | str) -> Iterator[None]:
     """Raise UsageError in this context, whatever a damaged file raises; a refusal begins with the part's name."""
     try:
         yield
     except Exception as error:
         refusal = error if isinstance(error, UsageError) else damaged(first_line(error))
-        raise UsageError(f"{part}: {refusal}" if part else str(refusal)) from error
+        raise UsageError(*part, *[": "] * bool(part), *refusal.args) from error
 
 
 def members_of(content: bytes, file_bytes: int | None = None) -> dict[str, bytes]:
