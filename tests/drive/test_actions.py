@@ -161,7 +161,7 @@ def test_a_wrong_action_in_a_plan_is_named_with_its_row_and_env():
     plan = planned(4)
     plan[2, 3] = 7
     run = Run(asking(lambda observations: plan, 4), room=4)
-    with pytest.raises(ActionError, match=r"^in row 2 of the actions, the policy's action for env 3 must be in 2 to 6, got 7"):
+    with pytest.raises(ActionError, match=r"^in row 2 of the actions, the policy's action for env 3"):
         run.send()
     assert not run.driver.under_way
 
