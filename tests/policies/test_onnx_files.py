@@ -232,7 +232,7 @@ def hostile(case: str) -> bytes:
     return crafted(nodes[case], {"five": [5, 4], "large": [10**10]}, **more)
 
 
-UNKNOWN = r"has (the operation|a part that no plain) .*; add --trust-policy"
+UNKNOWN = r"has (the operation|a part that no plain) .*; add trust_policy"
 FAILS = r"fails on observations float32 \(3, 4\): .*; it must take any number|cannot run it"
 HOSTILE = dict.fromkeys(["loop", "loop in a branch", "chance", "domain", "function"], UNKNOWN) | dict.fromkeys(
     ["a batch of five", "a large constant", "a repetition", "a range"], FAILS
