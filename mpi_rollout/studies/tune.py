@@ -18,7 +18,7 @@ from mpi_rollout.errors import RolloutError, StorageError
 from mpi_rollout.options import check_seconds
 from mpi_rollout.process.console import show
 from mpi_rollout.process.host import num_usable_cores
-from mpi_rollout.studies.jobs import JobOptions, JobRunner, Options, arguments_of, check_scipy, usable_launcher
+from mpi_rollout.studies.jobs import JobOptions, Options, arguments_of, check_scipy, usable_launcher
 from mpi_rollout.studies.machine import machine_facts, origin, place_and_time
 from mpi_rollout.studies.report import aligned
 from mpi_rollout.studies.scaling import Runner, commands_of, warm_up_of
@@ -126,8 +126,8 @@ def tune(run: Options, ranks: Sequence[int], trial_s: float, jobs: JobOptions) -
         return 0
     check_scipy()
     launcher = usable_launcher(jobs.launcher)
-    with _folder() as folder, JobRunner(Path(folder), jobs.timeout_s) as job_runner:
-        runner = Runner(StudyFile(study, machine_facts(), origin()), launcher, job_runner)
+    with _folder() as folder:
+        runner = Runner(StudyFile(study, machine_facts(), origin()), launcher, Path(folder))
         try:
             _try_all(runner, ranks[-1], trial_s)
         finally:
