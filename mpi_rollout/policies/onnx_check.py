@@ -8,7 +8,7 @@ each other), draw random numbers, or mean something that is not known here.
 from collections.abc import Iterator
 
 from mpi_rollout.errors import UsageError
-from mpi_rollout.policies.untrusted import TRUST_IT, damaged, reading, unknown
+from mpi_rollout.policies.untrusted import TRUST_IT, damaged, reading
 
 # By message: the fields that are plain, and those that are messages.
 _FIELDS: dict[str, tuple[set[int], dict[int, str]]] = {
@@ -45,7 +45,7 @@ def check_network(content: bytes) -> None:
             name, domain = (_text(fields.get(field)) for field in (_OPERATION, _DOMAIN))
             if domain not in ("", "ai.onnx") or name not in _OPERATIONS:
                 whole = f"{domain}.{name}" if domain else name
-                raise unknown(f"the operation {whole[:80]!r}")
+                raise UsageError(f"has the operation {whole[:80]!r}, which is not known to be harmless; {TRUST_IT}")
 
 
 def weight_files(content: bytes) -> list[str]:

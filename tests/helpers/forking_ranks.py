@@ -4,7 +4,6 @@
 way a process of its own: it starts MPI itself, and ends as `forked_process` says.  This process ends with its input.
 """
 
-import gc
 import importlib
 import marshal
 import os
@@ -15,7 +14,7 @@ import socket
 import sys
 from contextlib import suppress
 
-from forked_process import exit_code
+from forked_process import exit_code, share_with_children
 
 from mpi_rollout.__main__ import start
 
@@ -84,7 +83,7 @@ def serve(connection: socket.socket) -> None:
     os._exit(0)
 
 
-gc.freeze()  # What children share with this process they need not look at.
+share_with_children()
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for those that fork.
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])

@@ -171,7 +171,7 @@ def test_other_spaces_are_refused(
     name: str, observations: spaces.Space, actions: spaces.Space, mode: str, message: str, load: Callable[..., Model]
 ):
     content = content_of(name)
-    with assert_refused(r"--policy .*p.onnx: .*" + message):
+    with assert_refused(r"policy .*p.onnx: .*" + message):
         load(content, observations, actions, mode)
 
 

@@ -1,6 +1,7 @@
 """The options of jobs, and what is told of one that failed."""
 
 import importlib.util
+import re
 
 import pytest
 from jobs import Job
@@ -9,6 +10,7 @@ from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.waiting import CROWDED
 from mpi_rollout.studies.commands import numbers
 from mpi_rollout.studies.jobs import JobOptions, check_scipy, tail
+from mpi_rollout.text import pip_install
 
 MPIRUN = "-" * 74 + "\nThere are not enough slots available\nin the system.\n" + "-" * 74 + "\n"
 TRACEBACK = """Traceback (most recent call last):
@@ -50,7 +52,7 @@ def test_of_much_the_end_is_kept_and_the_error_comes_first():
 def test_a_study_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     check_scipy()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"^studies need scipy; pip install 'mpi_rollout\[studies\]'$"):
+    with pytest.raises(UsageError, match=f"^studies need scipy; {re.escape(pip_install('[studies]'))}$"):
         check_scipy()
 
 

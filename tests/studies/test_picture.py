@@ -16,6 +16,7 @@ from mpi_rollout.studies import picture
 from mpi_rollout.studies.figures import Analysis
 from mpi_rollout.studies.study import PHASES
 from mpi_rollout.studies.study_file import StudyFile
+from mpi_rollout.text import pip_install
 
 RANKS = (1, 2, 4, 8, 16, 32)
 
@@ -105,4 +106,4 @@ def test_without_matplotlib_the_extra_to_install_is_named(tmp_path: Path):
     command = [sys.executable, "-m", "mpi_rollout", "plot", str(tmp_path / "study.json")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 64
-    assert done.stderr == "mpi_rollout: plot needs matplotlib; pip install 'mpi_rollout[plots]'\n"
+    assert done.stderr == f"mpi_rollout: plot needs matplotlib; {pip_install('[plots]')}\n"

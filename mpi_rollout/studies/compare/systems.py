@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi_rollout.errors import UsageError
 from mpi_rollout.studies.compare.turn import SEED, Stepper, count_rows, drawn_actions, of_loop, of_vector_env
-from mpi_rollout.text import counted
+from mpi_rollout.text import counted, pip_install
 
 if TYPE_CHECKING:
     from gymnasium import Env
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mpi_rollout.envs.env_maker import EnvMaker
 
 OTHERS = "python benchmarks/compare.py, in a checkout"
-INSTALLS = {"stable_baselines3": "'mpi_rollout[sb3]'", "envpool": "'mpi_rollout[envpool]'"}
+INSTALLS = {"stable_baselines3": "[sb3]", "envpool": "[envpool]"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class System:
     def reason_to_skip(self, setup: Setup) -> str:
         """Say why it cannot be measured; empty if it can."""
         if self.needs in INSTALLS and importlib.util.find_spec(self.needs) is None:
-            return f"{self.needs} is not installed; pip install {INSTALLS[self.needs]}"
+            return f"{self.needs} is not installed; {pip_install(INSTALLS[self.needs])}"
         if setup.num_envs < self.least:
             return f"{counted(setup.num_envs, 'env')} for {self.least} processes"
         if self.needs == "envpool":
