@@ -1,9 +1,10 @@
-"""The jobs of a study: their options, their order, the command of each, and what becomes of it.
+"""The jobs of a study: their options, their order, the command of each, its folder, and what becomes of it.
 
 A job runs to its end, to its time limit, or until somebody stops the study.
 """
 
 import argparse
+import fcntl
 import importlib.util
 import json
 import os
@@ -12,8 +13,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mpi_rollout.config import AUTO, RolloutConfig, flag, switch, vectorization_of
-from mpi_rollout.errors import Interrupted, LaunchError, SignalInterrupt, UsageError
+from mpi_rollout.errors import Interrupted, LaunchError, SignalInterrupt, StorageError, UsageError
 from mpi_rollout.exchange.waiting import CROWDED
 from mpi_rollout.exchange.world import claimed_size
 from mpi_rollout.options import unused
@@ -136,6 +137,49 @@ def usable_launcher(given: str) -> str:
             "without one"
         )
     return launcher
+
+
+def job_folder(out: str) -> Path:
+    """Return the folder of the jobs of the study in the file `out`."""
+    return Path(f"{out}.job")
+
+
+@contextmanager
+def claimed(out: str) -> Iterator[Path]:
+    """Make an empty folder for the jobs' own files beside the study's, and remove it in the end.
+
+    What a killed study left in it is removed first; but not on a file system without locks, where these may be the
+    files of a study that is still running.  UsageError if another process does this study.
+    """
+    folder = job_folder(out)
+    try:
+        folder.mkdir(exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise StorageError(f"--out {out}: cannot make the folder {folder}: {error.strerror}") from error
+    try:
+        if _locked(descriptor, out):
+            for path in folder.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int, out: str) -> bool:
+    """Lock a folder; return False on a file system without locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:  # Otherwise who had it before has just removed it.
+            return True
+    except BlockingIOError:
+        pass
+    except OSError:
+        return False
+    raise UsageError(f"--out {out}: another process does this study; wait for its end or use another --out")
 
 
 class JobFailed(Exception):

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from mpi_rollout.studies.figures import Analysis, PointFigures, analyses
-from mpi_rollout.studies.machine import place_and_time
 from mpi_rollout.studies.statistics import Fit, NoFit
-from mpi_rollout.studies.study_file import StudyFile
+from mpi_rollout.studies.study_file import StudyFile, place_and_time
 from mpi_rollout.text import counted
 
 QUIET = 0.9  # A share of a core: ranks spin while they wait, so on a quiet machine they have all of it.

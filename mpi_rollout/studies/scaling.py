@@ -15,10 +15,18 @@ from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import STDOUT, say, show
 from mpi_rollout.storage.output import check_folder
 from mpi_rollout.studies import report
-from mpi_rollout.studies.jobs import JobFailed, check_scipy, find_launcher, run_command, run_job, usable_launcher
-from mpi_rollout.studies.machine import claimed, job_folder, machine_facts, origin
+from mpi_rollout.studies.jobs import (
+    JobFailed,
+    check_scipy,
+    claimed,
+    find_launcher,
+    job_folder,
+    run_command,
+    run_job,
+    usable_launcher,
+)
 from mpi_rollout.studies.study import Point, Sample, Study, sample_of
-from mpi_rollout.studies.study_file import StudyFile, check_same_study, gathered, part_of
+from mpi_rollout.studies.study_file import StudyFile, check_same_study, gathered, machine_facts, origin, part_of
 from mpi_rollout.text import counted
 
 WARM_UP = -1

@@ -19,12 +19,11 @@ from mpi_rollout.options import check_seconds
 from mpi_rollout.process.console import show
 from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.studies.jobs import JobOptions, Options, arguments_of, check_scipy, usable_launcher
-from mpi_rollout.studies.machine import machine_facts, origin, place_and_time
 from mpi_rollout.studies.report import aligned
 from mpi_rollout.studies.scaling import Runner, commands_of, warm_up_of
 from mpi_rollout.studies.statistics import Interval, median_interval
 from mpi_rollout.studies.study import Point, Sample, Study
-from mpi_rollout.studies.study_file import StudyFile
+from mpi_rollout.studies.study_file import StudyFile, machine_facts, origin, place_and_time
 from mpi_rollout.text import counted
 
 LENGTHS = ("1", "16", "64")  # The lengths of fragments to try, beside auto.

@@ -14,9 +14,8 @@ from mpi_rollout.studies import report, statistics
 from mpi_rollout.studies.commands import lengths_list
 from mpi_rollout.studies.figures import Analysis, analyses
 from mpi_rollout.studies.jobs import arguments_of
-from mpi_rollout.studies.machine import machine_facts
 from mpi_rollout.studies.study import Point, Study, ranges, sample_of, scaling_points
-from mpi_rollout.studies.study_file import StudyFile
+from mpi_rollout.studies.study_file import StudyFile, machine_facts
 
 RANKS = (1, 2, 4, 8, 16, 32)
 

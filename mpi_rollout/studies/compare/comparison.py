@@ -17,9 +17,9 @@ from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.studies.compare.systems import Setup, System, chosen, systems_of
 from mpi_rollout.studies.compare.turn import Turn
 from mpi_rollout.studies.jobs import JobFailed, JobOptions, Options, check_scipy, in_order, run_job, usable_launcher
-from mpi_rollout.studies.machine import machine_facts, place_and_time
 from mpi_rollout.studies.report import aligned
 from mpi_rollout.studies.statistics import Interval, median_interval, ratio
+from mpi_rollout.studies.study_file import machine_facts, place_and_time
 from mpi_rollout.text import counted
 
 NOTES = (
