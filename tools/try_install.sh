@@ -20,15 +20,16 @@ cd "$clone"
     || { cat "$folder/log" >&2; exit 1; }
 "${pip[@]}" install --no-deps --no-build-isolation --target "$folder/git" "mpi_rollout @ git+file://localhost$clone"
 cd "$folder"
-tar xzf mpi_rollout-*.tar.gz
+mkdir opt home sources
+tar xzf mpi_rollout-*.tar.gz --strip-components=1 --directory sources
 for file in Makefile slurm/collect.sbatch deploy/own-mpi.def examples/train_ppo.py docs/tutorial.md tests/conftest.py; do
-    [ -f mpi_rollout-*/"$file" ] || { echo "$0: the sdist has no $file" >&2; exit 1; }
+    [ -f "sources/$file" ] || { echo "$0: the sdist has no $file" >&2; exit 1; }
 done
-mkdir opt home
 "${pip[@]}" wheel --no-deps --no-build-isolation --wheel-dir opt mpi_rollout-*.tar.gz
 
 unset PYTHONPATH
-export HOME=$folder/home PATH=$(dirname "$builder"):/usr/local/bin:/usr/bin:/bin
+export PIP_QUIET=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+export HOME=$folder/home PATH=${builder%/*}:/usr/local/bin:/usr/bin:/bin
 bash -euo pipefail -c "$(section post)"
 # Without the packages of the builder, and with the environment that a container has.
 bash -euo pipefail -c "$(section environment); PATH=$folder/opt/rollout/bin:/usr/bin:/bin; $(section test)
