@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from mpi_rollout.storage.untrusted import open_unmarked
 
 HELPERS = Path(__file__).parent
 CLONE = HELPERS.parents[1]
-TIMEOUT_S = 120.0  # Other jobs share the cores, and the machine with others.
+PYTHON_PATH = f"{CLONE}:{HELPERS}"
+TIMEOUT_S = 300.0  # Other jobs share the cores, and the machine with others.
 QUICK = "MPI_ROLLOUT_TESTS_START_NOTHING"  # In the environment: a test that starts a job is skipped.
 CHEAP_STARTS = {  # Each rank spends a quarter less before its first line; no data and no message depend on it.
     "OMPI_MCA_pml": "ob1",  # Do not look for networks' own protocols: all ranks are on this machine.
@@ -42,6 +44,7 @@ AT_START = {  # Variables that are read when a process starts, or imports a libr
     "OMP_NUM_THREADS",
     "PYTHONPATH",
 }
+LEARNING = ("stable_baselines3", "torch._dynamo")  # torch imports the second when the first optimizer is made.
 WHOLE = 1000  # Steps of the run with which those that are stopped are compared.
 
 
@@ -95,7 +98,7 @@ def job_environment(**extra: str) -> dict[str, str]:
     environment = {
         **CHEAP_STARTS,
         **os.environ,
-        "PYTHONPATH": f"{CLONE}:{HELPERS}",
+        "PYTHONPATH": PYTHON_PATH,
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
@@ -228,12 +231,17 @@ def preloadable(source: str, folder: Path) -> str:
 
 
 @cache
-def forking_ranks() -> Path:
-    """The socket of the process that has imported everything, and forks for each rank; it ends with this one."""
+def forking_ranks(python_path: str, *libraries: str) -> Path:
+    """The socket of the process that has imported everything, and forks for each rank; it ends with this one.
+
+    It has imported those of these libraries too that are installed.
+    """
     path = Path(tempfile.mkdtemp(prefix="ranks-")) / "socket"
+    installed = [name for name in libraries if find_spec(name.partition(".")[0])]
     process = subprocess.Popen(
-        [sys.executable, str(HELPERS / "forking_ranks.py"), str(path)], cwd=HELPERS, env=job_environment(),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+        [sys.executable, str(HELPERS / "forking_ranks.py"), str(path), *installed], cwd=HELPERS,
+        env=job_environment(PYTHONPATH=python_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        start_new_session=True,
     )  # fmt: skip
     atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
     atexit.register(process.stdin.close)
@@ -241,9 +249,9 @@ def forking_ranks() -> Path:
     return path
 
 
-def forked_python() -> list[str]:
-    """What runs a Python program as `sys.executable` does, in a fork that has all imports."""
-    return [sys.executable, "-I", "-S", str(HELPERS / "rank_of_fork.py"), str(forking_ranks())]
+def forked_python(python_path: str = PYTHON_PATH, *libraries: str) -> list[str]:
+    """What runs a Python program as `sys.executable` does, in a fork of `forking_ranks`."""
+    return [sys.executable, "-I", "-S", str(HELPERS / "rank_of_fork.py"), str(forking_ranks(python_path, *libraries))]
 
 
 @dataclass(frozen=True)
@@ -278,23 +286,26 @@ def _await_series(folder: Path, timeout: float) -> None:
 
 
 class Job:
-    """Starts the program on some ranks, in the test's own folder."""
+    """Starts the program on some ranks, in the test's own folder.
 
-    def __init__(self, folder: Path, forks: bool = True):
-        self.folder, self.forks = folder, forks
+    Where it `forks`, processes have imported what the program needs, and `libraries`.
+    """
+
+    def __init__(self, folder: Path, forks: bool = True, libraries: Sequence[str] = ()):
+        self.folder, self.forks, self.libraries = folder, forks, libraries
 
     def command(self, num_ranks: int | None, *arguments: str) -> list[str]:
         """The command for `python -m mpi_rollout`; `num_ranks` None is without mpiexec."""
         return [*launcher(num_ranks), sys.executable, "-m", "mpi_rollout", *map(str, arguments)]
 
-    def _to_its_end(self, num_ranks: int | None, program: Sequence[object], timeout: float, **extra: str) -> Result:
-        """Run a program that no test signals: its processes may be forks."""
-        is_forked = self.forks and (num_ranks is None or ranks_may_fork())
-        python = forked_python() if is_forked and not extra.keys() & AT_START else [sys.executable]
+    def python(self, num_ranks: int | None, *program: object, timeout: float = TIMEOUT_S, **extra: str) -> Result:
+        """Run a Python program that no test signals: its processes may be forks."""
+        is_forked = self.forks and (num_ranks is None or ranks_may_fork()) and not extra.keys() & AT_START
+        python = forked_python(PYTHON_PATH, *self.libraries) if is_forked else [sys.executable]
         return run_job([*launcher(num_ranks), *python, *map(str, program)], self.folder, timeout, **extra)
 
     def __call__(self, num_ranks: int | None, *arguments: str, timeout: float = TIMEOUT_S, **extra: str) -> Result:
-        return self._to_its_end(num_ranks, ["-m", "mpi_rollout", *arguments], timeout, **extra)
+        return self.python(num_ranks, "-m", "mpi_rollout", *arguments, timeout=timeout, **extra)
 
     def start(self, num_ranks: int | None, *arguments: str, **extra: str) -> Running:
         """Start without waiting for the end."""
@@ -333,7 +344,7 @@ class Job:
 
     def script(self, num_ranks: int | None, code: str, timeout: float = TIMEOUT_S, **extra: str) -> Result:
         """Run such a program to its end."""
-        return self._to_its_end(num_ranks, [self._script(code)], timeout, **extra)
+        return self.python(num_ranks, self._script(code), timeout=timeout, **extra)
 
     def _script(self, code: str) -> Path:
         path = self.folder / "program.py"
