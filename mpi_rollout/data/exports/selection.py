@@ -23,7 +23,6 @@ from mpi_rollout.text import system_words
 
 RUNNING_NBYTES = 2**28  # The size of the episodes that are in memory at a time.
 COPIES = 3  # Copies of the episodes while they are put together and written.
-EPISODE_NBYTES = 2**13  # A short episode takes as long as so many bytes of a long one.
 EXPORTED = np.dtype([*SEVERAL.descr, ("number", "i8"), ("group", "i8")])
 Options = Mapping[str, Any]  # The options of the command line.
 
@@ -67,13 +66,6 @@ def exported_rows(data: SeveralRuns) -> np.ndarray:
 def envs_per_group(longest_nbytes: int) -> int:
     """Return of how many envs the running episodes are in memory: a power of two, as chunks have it for images."""
     return 1 << max(RUNNING_NBYTES // max(longest_nbytes, 1), 1).bit_length() - 1
-
-
-def share_of(rows: np.ndarray, share: int, num_shares: int, nbytes: int) -> np.ndarray:
-    """Return the rows of one of several shares that take about as long as each other; each is a run of rows."""
-    work = np.cumsum(rows["length"] * nbytes + EPISODE_NBYTES)
-    first, last = (np.searchsorted(work, work[-1] * part / num_shares) for part in (share, share + 1))
-    return rows[first : last if share + 1 < num_shares else None]
 
 
 def groups_of(rows: np.ndarray) -> list[np.ndarray]:
