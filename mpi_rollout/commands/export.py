@@ -11,12 +11,11 @@ from shlex import quote
 from time import perf_counter
 from typing import Any, TypeAlias
 
-from mpi_rollout.commands.checking import check_folder
 from mpi_rollout.data.exports.minari_place import Place, check_id
 from mpi_rollout.errors import DataError, StorageError, UsageError
 from mpi_rollout.exchange.world import claimed_size
 from mpi_rollout.process.host import format_bytes
-from mpi_rollout.storage.ownership import give_name, identity, removed, temporary_path, why_no_file
+from mpi_rollout.storage.ownership import check_place, give_name, identity, removed, temporary_path, why_no_file
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.text import counted, printable
 
@@ -62,7 +61,7 @@ def export_d4rl(files: Sequence[str], out: str, options: Options) -> list[str]:
         raise UsageError(f"{out} exists; give another name, or --overwrite")
     if any(os.path.exists(out) and os.path.samefile(file, out) for file in files):
         raise UsageError(f"{out} is the file to export; give the new one another name")
-    check_folder(out)
+    check_place("", out)
     start, replaces, temporary = perf_counter(), identity(out), temporary_path(os.path.abspath(out), "exporting")
     with removed(temporary):
         report = in_sandbox("mpi_rollout.data.exports.d4rl:export", files[0], list(files), temporary, options)

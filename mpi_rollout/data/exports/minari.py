@@ -26,10 +26,10 @@ from mpi_rollout.data.exports.selection import (
     open_files,
     read,
     row_nbytes,
-    writing,
 )
 from mpi_rollout.data.opening import SeveralRuns
 from mpi_rollout.storage.filters import GZIP_LEVEL
+from mpi_rollout.storage.recovery import writing
 from mpi_rollout.storage.untrusted import Tell
 
 MAIN, METADATA = "main_data.hdf5", "metadata.json"
