@@ -129,7 +129,7 @@ def test_an_option_that_a_run_does_not_use_is_refused_on_the_command_line_alone(
     assert [*unused(config)] == [name]
     with pytest.raises(UsageError, match=r"add it, or leave this out$"):
         check_used(config)
-    options = vars(make_parser().parse_args([*RUN])) | {name: IDLE[name]}
+    options = vars(make_parser().read([*RUN])) | {name: IDLE[name]}
     with pytest.raises(UsageError, match=r"add it, or leave this out$"):
         run_command(type("Options", (), options))
     used = replace(config, policy="mine:make_policy", **USED)
