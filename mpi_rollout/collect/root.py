@@ -160,13 +160,12 @@ class Root:
     def _resume(self, past: Past) -> Collector:
         """Go on from the last step that an earlier start of the run committed."""
         from mpi_rollout.data.columns import columns_of
+        from mpi_rollout.storage.stored_run import StoredRun
 
         self._status.tell("running", num_steps=self._state.num_safe)
-        stored = self._output.stored
-        assert stored is not None, "there is a past"
-        columns, source = columns_of(stored), stored.path
-        with closing(stored):  # It stays open also when another file has taken its place.
-            start = perf_counter()
+        source = self._output.source
+        with closing(StoredRun(source)) as stored:  # It stays open also when another file has taken its place.
+            columns, start = columns_of(stored), perf_counter()
             check_promise(past, self._facts.reproducibility, source)
             check_infos(self._driver, str(stored.attributes["spaces"]), source)
             lost = bring_back(self._driver, past, columns, self._monitor.check_stop)
@@ -206,9 +205,10 @@ class Root:
             if not self._config.trajectories:  # Only the policy reads the blocks: they stay in the core's cache.
                 num_rows = min(num_rows, max(self._lengths.most, UNREAD_NBYTES // nbytes))
             check_blocks(NUM_BLOCKS * num_rows * nbytes)
-        past, source = self._state.past, self._output.stored.path if self._output.stored else ""
+        past, source = self._state.past, self._output.source
         # The unfinished file of before goes when the new one is there; a complete one stays until the end.
-        old_nbytes = os.path.getsize(source) if source not in ("", self._config.path) else 0
+        is_continued = past is not None and source != self._config.path
+        old_nbytes = os.path.getsize(source) if is_continued else 0
         if size := check_free_space(self._config, nbytes, old_nbytes):
             say(f"mpi_rollout: {size}\n")
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
