@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
@@ -34,6 +34,12 @@ def as_argument(option: Option) -> str:
     return name if option.value is None else f"{name}={option.value}"
 
 
+def spelled(parts: Iterable[object], spell: Callable[[Option], str]) -> str:
+    """Return the message of some parts, with its options in the words of `as_flag` or `as_argument`."""
+    text = "".join(spell(part) if isinstance(part, Option) else str(part) for part in parts)
+    return "\n".join(map(printable, text.split("\n")))
+
+
 class RolloutError(Exception):
     """A run cannot go on.  The message is one that its user can act on.
 
@@ -52,9 +58,8 @@ class RolloutError(Exception):
         return self.shown(as_argument)
 
     def shown(self, spell: Callable[[Option], str]) -> str:
-        """Return the message, with its options in the words of `as_flag` or `as_argument`."""
-        text = "".join(spell(part) if isinstance(part, Option) else str(part) for part in self.args)
-        return "\n".join(map(printable, text.split("\n")))
+        """Return the message; see `spelled`."""
+        return spelled(self.args, spell)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle it as an error of its own class, without that of its cause; see `caused_by`."""

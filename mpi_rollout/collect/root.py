@@ -4,6 +4,7 @@ import json
 import os
 import traceback
 from collections.abc import Mapping
+from contextlib import closing
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -151,23 +152,25 @@ class Root:
 
     def _resume(self, past: Past) -> Collector:
         """Go on from the last step that an earlier start of the run committed."""
-        from mpi_rollout.storage.untrusted import open_unmarked
+        from mpi_rollout.data.columns import columns_of
+        from mpi_rollout.storage.stored_run import StoredRun
 
         self._status.tell("running", num_steps=self._state.num_safe)
-        with open_unmarked(self._output.source) as source:  # Also when another file has taken its place.
-            start = perf_counter()
-            check_promise(past, self._facts.reproducibility, self._output.source)
-            check_infos(self._driver, source, self._output.source)
-            lost = bring_back(self._driver, past, source, self._monitor.check_stop)
+        source = self._output.source
+        with closing(StoredRun(source)) as stored:  # It stays open also when another file has taken its place.
+            columns, start = columns_of(stored), perf_counter()
+            check_promise(past, self._facts.reproducibility, source)
+            check_infos(self._driver, str(stored.attributes["spaces"]), source)
+            lost = bring_back(self._driver, past, columns, self._monitor.check_stop)
             self._state.catch_up_s = perf_counter() - start
             if self._config.acts_on_ranks and self._config.has_model:
-                show_observations(self._driver, past, source)
-            say_resumed(self._output.source, past, self._config.num_steps, lost, self._state.catch_up_s)
+                show_observations(self._driver, past, columns)
+            say_resumed(source, past, self._config.num_steps, lost, self._state.catch_up_s)
             collector = self._make_collector(lost)
             num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
             if isinstance(self._source, PolicyActions):
-                self._source.recall = earlier_observations(self._driver, past, source)
-            collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, source))
+                self._source.recall = earlier_observations(self._driver, past, columns)
+            collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, columns))
         return collector
 
     def _make_collector(self, lost: Mapping[int, int]) -> Collector:

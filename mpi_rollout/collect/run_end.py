@@ -101,7 +101,7 @@ class RunEnd:
         config, state, tally = self._config, self._state, collector.tally
         ranks, exchange = self._lost_ranks.reports(), self._driver.lanes[0].exchange
         file = state.file.finish(Ending(utc_now(), tally.env_steps, state.seconds, ranks, state.limit, complete))
-        self._monitor.say_warnings()
+        state.file.say_warnings(as_flag)
         length = collector.lengths.longest
         return RunFigures(
             file=file,

@@ -13,7 +13,7 @@ from mpi_rollout.drive.blocks import Blocks
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt
-from mpi_rollout.policies.blocks import BlockPolicy, refuse_pair
+from mpi_rollout.policies.blocks import BlockPolicy, check_actions_alone
 from mpi_rollout.policies.random import Policy
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.text import counted, words_of
@@ -115,8 +115,8 @@ class PolicyActions:
         lanes, driver = [span.lane for span in spans], self._driver
         indices = indices_of(lanes)
         actions = _asked(self._policy, last_observations(driver.observation_space, spans, blocks))
-        refuse_pair(actions, driver.action_space, len(indices))
-        plan = driver.read.plan(actions, indices, spans[0].step)
+        check_actions_alone(actions, driver.action_space, len(indices))
+        plan = driver.read.plan(actions, indices)
         driver.clock.lap("policy")
         if plan is None:
             if self._most > 1:
@@ -138,7 +138,7 @@ class PolicyActions:
         assert self.recall is not None, "a run that begins asks first in step 0"
         lane, first = span.lane, span.step - span.step % self._length
         actions = _asked(self._policy, rows_of(self.recall(first), lane.envs))
-        plan = self._driver.read.plan(actions, lane.env_indices, first)
+        plan = self._driver.read.plan(actions, lane.env_indices)
         if plan is None:
             raise ActionError(f"the policy gave the actions of one step, after a plan of {self._length} steps")
         self._check(plan)

@@ -60,15 +60,13 @@ class ActionReader:
         take = self._take_from(actions, num_envs)
         return [column.read(take, actions, env_indices) for column in self._columns]
 
-    def plan(self, actions: object, env_indices: EnvIndices, step: int) -> list[np.ndarray] | None:
+    def plan(self, actions: object, env_indices: EnvIndices) -> list[np.ndarray] | None:
         """Read the actions of several steps; None if they are of one step.
 
         Parameters
         ----------
         actions
             For several steps of shape (num_steps, len(env_indices), ...), or a tree of such arrays.
-        step
-            The first of them, for messages.
 
         Returns
         -------
@@ -77,7 +75,7 @@ class ActionReader:
         Raises
         ------
         ActionError
-            They are refused; the message names the step.
+            They are refused; the message names the row.
         """
         if isinstance(actions, np.ndarray) and actions.ndim <= len(self._columns[0].leaf.shape) + 1:
             return None  # A wrong plan is found soon: a policy that gives one step at a time is asked in each.
@@ -94,19 +92,19 @@ class ActionReader:
         try:  # All at once.
             arrays = self(tree_of(self._space, flat), np.tile(env_indices, num_steps))
         except ActionError:
-            self._refuse_first(pairs, env_indices, step)
+            self._refuse_first(pairs, env_indices)
             raise
         shapes = [(num_steps, num_envs, *leaf.shape) for leaf, _ in pairs]
         columns = zip(pairs, arrays, shapes, strict=True)
         return [array.astype(leaf.dtype, copy=False).reshape(shape) for (leaf, _), array, shape in columns]
 
-    def _refuse_first(self, pairs: list[tuple[Leaf, np.ndarray]], env_indices: EnvIndices, step: int) -> None:
-        """Raise the ActionError of the first step of several that has one, with its number."""
+    def _refuse_first(self, pairs: list[tuple[Leaf, np.ndarray]], env_indices: EnvIndices) -> None:
+        """Raise the ActionError of the first row of several that has one, with its number."""
         for index in range(len(pairs[0][1])):
             try:
                 self(tree_of(self._space, [array[index] for _, array in pairs]), env_indices)
             except ActionError as error:
-                raise ActionError(f"step {step + index}: ", *error.args) from error
+                raise ActionError(f"in row {index} of the actions, ", *error.args) from error
 
     def _take_from(self, actions: object, num_envs: int) -> Callable[[Leaf, Tree], object]:
         """Return a function that takes a leaf out of actions.  A tuple that Gymnasium reads as batches is batches."""

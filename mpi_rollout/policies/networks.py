@@ -17,7 +17,7 @@ from mpi_rollout.core.spaces import Leaf, Space, Tree, bounds_of, leaves, tree_o
 from mpi_rollout.errors import ActionError, Option, UsageError
 from mpi_rollout.policies.model import DETERMINISTIC, SAMPLE, Model
 from mpi_rollout.policies.sampling import bernoulli, gaussian, modes, multi_categorical, num_normal_uniforms
-from mpi_rollout.text import first_line
+from mpi_rollout.text import shortened
 
 TRIAL_ROWS = 3, 2  # A network is tried on batches of two sizes.
 WAY_OUT = "use ", Option("policy_mode", DETERMINISTIC)
@@ -146,6 +146,6 @@ def try_model(model: Model, observation_space: Space) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Say what is wrong; TorchScript says it in the last line of a traceback."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines and "TorchScript" in str(error) else first_line(error)
+    """Say what is wrong, in one line; TorchScript says it in the last line of a traceback."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[-1] if "TorchScript" in text else shortened(" ".join(text.split()))

@@ -6,27 +6,23 @@ Packages are imported when a file needs them.
 import hashlib
 import io
 import os
-import re
 import zipfile
 from importlib import import_module
 from inspect import signature
 
 from mpi_rollout.core.policy_kinds import CALLED, FILES, FORMATS, MADE, SUFFIXES, kind_of_name
 from mpi_rollout.core.spaces import Space
-from mpi_rollout.errors import ActionError, Option, PolicyError, UsageError
+from mpi_rollout.errors import Option, PolicyError, UsageError
 from mpi_rollout.policies.model import DETERMINISTIC, POLICY, Model, Policy, PolicySource, called_model, make_model
 from mpi_rollout.policies.networks import try_model
 from mpi_rollout.policies.onnx_check import check_network, weight_files
-from mpi_rollout.policies.untrusted import TRUST_IT, reading
+from mpi_rollout.policies.untrusted import needs_trust, reading
 from mpi_rollout.process.paths import colon_hint, load_object, located
 from mpi_rollout.text import first_line, pip_install, system_words, words_of
 
 NO_NETWORK = (
     "the file has what torch.save writes, which is not a policy: weights without the network, or a whole module in a "
     "pickle, which is code; load it in Python, and export the network to ONNX or by torch.export.save"
-)
-IS_CODE = (
-    f"is code, which may do all that you may; {TRUST_IT}, or export the network to ONNX, which is read without trust"
 )
 OUTSIDE = "the weights are in another file, which cannot be read"
 ONE_FILE = "save it in one file, with external_data=False"
@@ -155,7 +151,8 @@ def _check_code(content: bytes, writer: str, is_trusted: bool) -> None:
     if is_pickle:
         raise UsageError(NO_NETWORK)
     if not is_trusted:
-        raise UsageError(f"a file of {writer} {IS_CODE}")
+        way_out = ", or export the network to ONNX, which is read without trust"
+        raise needs_trust(f"a file of {writer} is code, which may do all that you may", way_out)
 
 
 def _with_weights(path: str) -> bytes:
@@ -186,10 +183,6 @@ def load_model(source: PolicySource, observation_space: Space, action_space: Spa
         missing = f"needs a package ({first_line(error)}); {pip_install(f'[{form.extra}]')}"
         raise UsageError(POLICY, f" {source.name}: {missing}") from error
     with reading(POLICY, f" {source.name}"):
-        try:
-            model: Model = loader.load(source, observation_space, action_space)
-            try_model(model, observation_space)
-        except (UsageError, ActionError) as error:
-            parts = (re.sub(r"\s*\n\s*", " ", part) if isinstance(part, str) else part for part in error.args)
-            raise UsageError(*parts) from error
+        model: Model = loader.load(source, observation_space, action_space)
+        try_model(model, observation_space)
     return model

@@ -106,7 +106,7 @@ def test_weights_that_are_no_file_beside_the_network_are_refused(name: str, tmp_
 def test_files_of_torch_need_trust(name: str, tmp_path: Path):
     path = tmp_path / name
     path.write_bytes(FILES[name][1])
-    with assert_refused(r"p.[pt2PT]+: a file of .* is code, .*; add --trust-policy, .* or export the network to ONNX"):
+    with assert_refused(r"p.[pt2PT]+: a file of .* is code, .*; add trust_policy .* or export the network to ONNX"):
         read_source(str(path), "deterministic", is_trusted=False)
 
 

@@ -413,7 +413,7 @@ def test_arguments_that_are_code_need_trust():
     Swish.__qualname__ = "Swish"
 
     model, content = made.__wrapped__("PPO CartPole", policy_kwargs={"activation_fn": Swish})
-    with assert_refused(r"policy_kwargs have activation_fn=<class .*Swish.*add --trust-policy"):
+    with assert_refused(r"policy_kwargs have activation_fn=<class .*Swish.*add trust_policy"):
         load(content)
     expected, _ = model.predict(batch(CART), deterministic=True)
     trusted = load(content, is_trusted=True)
@@ -432,7 +432,7 @@ def test_policies_of_other_packages_are_refused():
 
     with assert_refused(r"is stable_baselines3.common.policies.BasePolicy, none of PPO, A2C"):
         load(of_class(BasePolicy))
-    with assert_refused(r"a class of its own, none of PPO.*add --trust-policy"):
+    with assert_refused(r"a class of its own, none of PPO.*add trust_policy"):
         load(of_class(Derived))
     expected = act(loaded("PPO CartPole"), batch(CART))
     assert np.array_equal(act(load(of_class(Derived), is_trusted=True), batch(CART)), expected)

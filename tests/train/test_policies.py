@@ -282,7 +282,7 @@ def test_code_of_a_file_needs_trust(tmp_path: Path):
     torch = pytest.importorskip("torch")
     path = str(tmp_path / "p.pt")
     torch.jit.trace(torch.nn.Linear(4, 2), torch.zeros(2, 4)).save(path)
-    with pytest.raises(UsageError, match=r"the file is TorchScript, .*or trust_policy=True of connect"):
+    with pytest.raises(UsageError, match=r"TorchScript is code, .*; add trust_policy if you trust"):
         mpi_rollout.connect("CartPole-v1", 2, policy=path)
     with mpi_rollout.connect("CartPole-v1", 2, policy=path, trust_policy=True) as envs:
         envs.reset(seed=1)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from mpi_rollout.envs.env_maker import EnvMaker
 
+OTHERS = "python benchmarks/compare.py, in a checkout"
 INSTALLS = {"stable_baselines3": "[sb3]", "envpool": "[envpool]"}
 
 
@@ -117,7 +118,7 @@ def chosen(text: str, systems: list[System]) -> list[System]:
     """Return the systems that are named, and the bare loop, which they are compared with."""
     names = [part.strip() for part in text.split(",") if part.strip()]
     if unknown := [name for name in names if name not in {system.name for system in systems}]:
-        raise UsageError(f"--systems: there is no {', '.join(unknown)}; there are {NAMES}")
+        raise UsageError(f"--systems: there is no {', '.join(unknown)}; there are {NAMES}; others: {OTHERS}")
     return [system for system in systems if not names or system.name in (*names, "bare")]
 
 
