@@ -14,6 +14,7 @@ import pytest
 from jobs import CLONE, LEARNING, Job, job_environment, once
 
 from mpi_rollout.commands.checking import verify
+from mpi_rollout.text import pip_install
 
 pytestmark = [
     pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="pip install 'mpi_rollout[sb3]'"),
@@ -115,7 +116,7 @@ def test_without_stable_baselines3_the_message_says_what_to_install():
     code = "import sys; sys.modules['stable_baselines3'] = None; import mpi_rollout.sb3"
     result = subprocess.run([sys.executable, "-c", code], env=job_environment(), capture_output=True, text=True)
     assert result.returncode == 1
-    assert "pip install 'mpi_rollout[sb3]'" in result.stderr.splitlines()[-1]
+    assert pip_install("[sb3]") in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", ["PPO", "PPO in wrappers", "PPO from doubles", "DQN"])

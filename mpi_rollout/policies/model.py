@@ -11,7 +11,7 @@ from mpi_rollout.core.column_types import check_names
 from mpi_rollout.core.columns import typed_leaves
 from mpi_rollout.core.policy_kinds import MAKE_POLICY
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
-from mpi_rollout.errors import PolicyError, UsageError
+from mpi_rollout.errors import Option, PolicyError, UsageError
 from mpi_rollout.policies.parameters import load_module
 from mpi_rollout.process.paths import load_callable
 from mpi_rollout.text import words_of
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 DETERMINISTIC, SAMPLE = "deterministic", "sample"
+POLICY = Option("policy")
 Policy: TypeAlias = Callable[[Tree], Tree]  # It takes a batch of observations and returns a batch of actions.
 Act: TypeAlias = Callable[[Tree, np.ndarray, np.ndarray], Tree]  # See `Model.act`.
 
@@ -109,12 +110,12 @@ def called_model(policy: Policy, space: Space) -> Model:
 
 def make_model(spec: str | Callable[[], object]) -> Model:
     """Call what `--policy` names, or what `connect` was given; PolicyError if it raises, else see `made_model`."""
-    make = load_callable(spec, "--policy") if isinstance(spec, str) else spec
+    make = load_callable(spec, POLICY) if isinstance(spec, str) else spec
     name = spec if isinstance(spec, str) else getattr(spec, "__qualname__", repr(spec))
     try:
         policy = make()
     except Exception as error:
-        raise PolicyError(f"--policy {name}: {MAKE_POLICY}() raises {words_of(error)}") from error
+        raise PolicyError(POLICY, f" {name}: {MAKE_POLICY}() raises {words_of(error)}") from error
     return made_model(policy, name)
 
 
@@ -126,13 +127,14 @@ def made_model(policy: object, name: str) -> Model:
     act = getattr(policy, "act", None)
     if not _takes_three(act):
         raise UsageError(
-            f"--policy {name} must return an object with a method act(observations, env_indices, uniforms), got "
-            f"{type(policy).__name__}"
+            POLICY,
+            f" {name} must return an object with a method act(observations, env_indices, uniforms), got "
+            f"{type(policy).__name__}",
         )
     number = getattr(policy, "num_uniforms", 0)
     if not isinstance(number, int | np.integer) or number < 0:
         raise UsageError(
-            f"--policy {name}: num_uniforms must be a number of random numbers for each env, got {number!r}"
+            POLICY, f" {name}: num_uniforms must be a number of random numbers for each env, got {number!r}"
         )
     return Model(act, int(number), _extras_of(policy, name), owner=policy)
 
@@ -147,7 +149,7 @@ def _extras_of(policy: object, name: str) -> tuple[Leaf, ...]:
         return named
     except (UsageError, ValueError) as error:
         what = f"{name} must have extras such as {{'log_prob': 'f4', 'state': ['f4', 8]}}"
-        raise UsageError(f"--policy {what}: {error}") from error
+        raise UsageError(POLICY, f" {what}: {error}") from error
 
 
 def _takes_three(act: object) -> TypeGuard[Act]:

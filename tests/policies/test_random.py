@@ -122,7 +122,10 @@ def test_random_actions_are_distributed_as_by_gymnasium(kind: str):
 
 
 WRONG = {  # By the policy: how a run ends, and what it says.
-    "too_large": (65, "the policy's action for env 1 must be in 0 to 1, got 2; clip it in the policy, or set actions"),
+    "too_large": (
+        65,
+        "the policy's action for env 1 must be in 0 to 1, got 2; clip it in the policy, or use --actions clip",
+    ),
     "too_few": (65, "the policy's action must be int64 of shape (5,), got int64 of shape (4,)"),
     "broken": (70, "ArithmeticError: the network has no weights"),
 }
