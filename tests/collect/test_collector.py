@@ -31,7 +31,7 @@ from stopped_runs import (
 
 from mpi_rollout.collect.collector import Collector, CollectorOptions, Tally
 from mpi_rollout.core.layout import Block
-from mpi_rollout.drive.actions import RandomActions
+from mpi_rollout.drive.actions import RankActions
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import FragmentLengths
 from mpi_rollout.envs.faults import OnFault
@@ -313,7 +313,7 @@ class Collected:
     ):
         self.driver, self.heard = driver_of(make, NUM_ENVS, seed=3, is_random=True, **options), Heard()
         self.driver.make_room(length)
-        self.source = RandomActions(self.driver, RandomPolicy(self.driver.action_space, NUM_ENVS, 3))
+        self.source = RankActions(self.driver)
         self.sink = Kept(self.driver, sleep_s)
         lengths = FragmentLengths(length, seconds=None)
         self.collector = Collector(

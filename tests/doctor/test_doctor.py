@@ -53,7 +53,7 @@ def test_more_ranks_and_more_threads_than_cores_are_warned_of(job: Job):
         pytest.skip("so many ranks would take long")
     found = findings(job(num_ranks, "doctor", "--json", OMP_NUM_THREADS="64"))
     cores, threads = found["cores"], found["threads"]
-    assert cores["state"] == WARN and cores["found"].startswith(f"oversubscribed: {num_ranks} ranks on ")
+    assert cores["state"] == WARN and cores["found"].startswith("oversubscribed: ")
     assert threads["state"] == WARN and "OMP_NUM_THREADS 64" in threads["found"]
     assert threads["advice"].startswith("export OMP_NUM_THREADS=1 ")
 

@@ -22,12 +22,10 @@ RUNS = {
     ),
 }
 LOCKSTEP = ("--fragment-length", "1")
-FEW_OR_MANY = ("1", "4", "64")
-EVERY = [("--fragment-length", n, "--policy-on", who) for n in FEW_OR_MANY for who in ("root", "workers")]
-SOME = [(), ("--fragment-length", "4", "--policy-on", "workers"), ("--fragment-length", "64", "--policy-on", "root")]
+SOME = [(), ("--fragment-length", "4"), ("--fragment-length", "64")]
 OTHERS = [("--fragment-length", "16", "--batch-size", "1"), ("--fragment-length", "5", "--num-groups", "2")]
 WAYS = {
-    "CartPole": [*EVERY, *SOME[:1], *OTHERS],
+    "CartPole": [LOCKSTEP, *SOME, *OTHERS],
     "Dict": [*SOME[1:], *OTHERS],
     "images": SOME[1:],
     "masks": [*SOME[1:], *OTHERS[:1]],
