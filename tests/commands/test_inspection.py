@@ -10,6 +10,7 @@ import pytest
 from jobs import Job, Result, Start
 from written_data import Feed
 
+from mpi_rollout.commands.inspection import figures_of
 from mpi_rollout.storage.schema import leaf_datasets
 
 RUN = ("--env-factory", "envs:Nested", "--num-envs", "3", "--num-steps", "40", "--seed", "4")
@@ -129,16 +130,14 @@ def test_figures_are_drawn_beside_files_or_in_a_folder_or_where_they_are_named(j
     (job.folder / "pictures").mkdir()
     shutil.copy(complete, job.folder / "one.h5")
     shutil.copy(part, job.folder / "two.h5.part")
-    ways = [
-        ["one.h5", "--plot", "--json"],
-        ["one.h5", "two.h5.part", "--plot", "--out", "pictures"],
-        ["one.h5", "--plot", "run.png"],
-    ]
-    beside, inside, named = job.series([Start(["inspect", *way]) for way in ways])
-    assert (beside.code, inside.code, named.code) == (0, 0, 0), beside.err + inside.err + named.err
-    assert json.loads(beside.out)["figure"] == "one.png" and named.out.splitlines()[-1] == "figure        run.png"
+    assert figures_of(["a/one.h5", "two.h5.part"], None) == {"a/one.h5": "a/one.png", "two.h5.part": "two.png"}
+    ways = [["one.h5", "two.h5.part", "--plot", "--out", "pictures", "--json"], ["one.h5", "--plot", "run.png"]]
+    inside, named = job.series([Start(["inspect", *way]) for way in ways])
+    assert (inside.code, named.code) == (0, 0), inside.err + named.err
+    assert [json.loads(line)["figure"] for line in inside.out.splitlines()] == ["pictures/one.png", "pictures/two.png"]
+    assert named.out.splitlines()[-1] == "figure        run.png"
     pictures = sorted(str(path.relative_to(job.folder)) for path in job.folder.rglob("*.png"))
-    assert pictures == ["one.png", "pictures/one.png", "pictures/two.png", "run.png"]
+    assert pictures == ["pictures/one.png", "pictures/two.png", "run.png"]
     assert all((job.folder / picture).read_bytes().startswith(b"\x89PNG") for picture in pictures)
 
 

@@ -81,10 +81,14 @@ def test_no_changed_byte_anywhere_goes_unseen(path: Path):
     whole, told = everything_in(path), summary(quiet, str(path))
     superblock, size, num_regions = range(0, 48, 8), len(original), 30
     regions = [range(number * size // num_regions, (number + 1) * size // num_regions) for number in range(num_regions)]
-    num_seen = 0
+    num_seen, unchecked = 0, range(0)
+    if path.suffix == ".part":  # Its last episodes have no checksum yet that a summary compares.
+        with open_unmarked(str(path)) as file:
+            last = file["episodes"].id.get_chunk_info(file["episodes"].id.get_num_chunks() - 1)
+        unchecked = range(last.byte_offset, last.byte_offset + last.size)
     for place in (*superblock, *map(draws.choice, regions)):
         flip(path, place, 1 << draws.randrange(8))
-        for read in (summary, verify):
+        for read in (summary, verify) if place not in unchecked else (verify,):
             try:
                 found = read(quiet, str(path))
             except DataError as error:
@@ -94,7 +98,7 @@ def test_no_changed_byte_anywhere_goes_unseen(path: Path):
                 assert read is verify or found == told, f"byte {place} of {len(original)}"
                 assert read is summary or everything_in(path) == whole, f"byte {place} of {len(original)}"
         path.write_bytes(original)
-    assert num_seen > 20
+    assert num_seen > 16
 
 
 def everything_in(path: Path) -> dict[str, object]:
