@@ -125,7 +125,7 @@ def run_command(options: argparse.Namespace) -> int:
     from mpi_rollout.collect.run import rehearse, run  # Reads files no more than it must: workers import no h5py.
 
     config = RolloutConfig(**{field.name: getattr(options, field.name) for field in fields(RolloutConfig)})
-    check_used(config)
+    check_used(config, options.typed)
     if options.dry_run:
         show([rehearse(config, config.expect_ranks or 1)])
         return 0

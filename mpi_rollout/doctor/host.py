@@ -21,6 +21,7 @@ from mpi_rollout.doctor.findings import OK, WARN, Finding, Report, first_few, wa
 from mpi_rollout.envs.bare import make_bare
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.errors import StorageError
+from mpi_rollout.exchange.world import claimed_local_size
 from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
 from mpi_rollout.storage.ownership import check_place
 from mpi_rollout.storage.sandbox import why_not_followed
@@ -44,7 +45,6 @@ KINDS = {  # First letters of file systems' types, and what runs make of them.
     ("tmpfs", "ramfs"): (WARN, "it is memory: copy the file before the machine is given back"),
     ("lustre", "gpfs", "beegfs", "ceph", "wekafs"): (OK, "stripe large files; Lustre has locks if mounted with flock"),
 }
-_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 
 
 def examine_host(report: Report, folder: str, env_id: str | None) -> None:
@@ -90,8 +90,7 @@ def judge_shared_memory(folder: Path) -> Finding:
         advice = f"mount a tmpfs on {folder}: MPI on one host uses it"
         return warning_if(True, "shared memory", f"no {folder}", advice)
     usage = shutil.disk_usage(folder)
-    sizes = [int(os.environ[name]) for name in _LOCAL_SIZES if os.environ.get(name, "").isdigit()]
-    needed = SHM_BYTES_PER_RANK * max([1, *sizes])
+    needed = SHM_BYTES_PER_RANK * claimed_local_size()
     room = f"{usage.free / 1e6:,.0f} MB free of {usage.total / 1e6:,.0f} in {folder}"
     advice = f"make room for {needed / 1e6:,.0f} MB: delete leftovers, or docker run --shm-size=1g"
     return warning_if(usage.free < needed, "shared memory", room, advice, shm_free_bytes=usage.free)

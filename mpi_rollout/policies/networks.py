@@ -14,13 +14,13 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.spaces import Leaf, Space, Tree, bounds_of, leaves, tree_of
-from mpi_rollout.errors import ActionError, UsageError
+from mpi_rollout.errors import ActionError, Option, UsageError
 from mpi_rollout.policies.model import DETERMINISTIC, SAMPLE, Model
 from mpi_rollout.policies.sampling import bernoulli, gaussian, modes, multi_categorical, num_normal_uniforms
-from mpi_rollout.text import first_line
+from mpi_rollout.text import shortened
 
 TRIAL_ROWS = 3, 2  # A network is tried on batches of two sizes.
-WAY_OUT = f"use --policy-mode {DETERMINISTIC}"
+WAY_OUT = "use ", Option("policy_mode", DETERMINISTIC)
 NO_ENV = "on observations of zeros, which rows of a block have that belong to no env, "
 
 
@@ -50,7 +50,7 @@ class Head:
         self._counts = [] if is_box else (self._high - self._low + 1).ravel().tolist()
         if self._is_sampled and is_box:
             if np.dtype(space.dtype).kind != "f":
-                raise UsageError(f"cannot draw actions of {space}; {WAY_OUT}")
+                raise UsageError(f"cannot draw actions of {space}; ", *WAY_OUT)
             self.num_uniforms, self.num_outputs = num_normal_uniforms(self._size), 2
         elif self._is_sampled:
             self.num_uniforms = self._size
@@ -63,7 +63,7 @@ class Head:
         if self._counts and first.dtype.kind == "f":
             return self._chosen(first, env_indices, uniforms)
         if self._is_sampled:
-            raise ActionError(f"gives actions ({first.dtype}) and no logits to draw from; {WAY_OUT}")
+            raise ActionError(f"gives actions ({first.dtype}) and no logits to draw from; ", *WAY_OUT)
         return self._shaped(first, (len(env_indices), *self._shape), "actions")
 
     def _chosen(self, logits: np.ndarray, env_indices: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
@@ -85,7 +85,7 @@ class Head:
         """Return draws of a Gaussian within the bounds of the Box."""
         shape = len(uniforms), *self._shape
         if len(outputs) != 2 or any(output.dtype.kind != "f" for output in outputs):
-            raise ActionError(f"must give two float arrays to draw from, the mean and the log of the std; or {WAY_OUT}")
+            raise ActionError("must give two float arrays to draw from, the mean and the log of the std; or ", *WAY_OUT)
         mean = self._shaped(outputs[0], shape, "mean").reshape(len(uniforms), -1)
         log_std = outputs[1]
         if log_std.size == self._size:  # The same for all rows.
@@ -146,6 +146,6 @@ def try_model(model: Model, observation_space: Space) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Say what is wrong; TorchScript says it in the last line of a traceback."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines and "TorchScript" in str(error) else first_line(error)
+    """Say what is wrong, in one line; TorchScript says it in the last line of a traceback."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[-1] if "TorchScript" in text else shortened(" ".join(text.split()))

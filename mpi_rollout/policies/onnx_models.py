@@ -1,7 +1,6 @@
 """Policies in ONNX files, run by ONNX Runtime on one thread, in bounded memory."""
 
 from functools import cache, partial
-from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -12,16 +11,8 @@ from mpi_rollout.policies.model import Model, PolicySource
 from mpi_rollout.policies.networks import WAY_OUT, Head, Inputs, model_of
 from mpi_rollout.text import first_line
 
-EXPORT = "export it with a dynamic first axis (dynamic_shapes or dynamic_axes of torch.onnx.export)"
 MOST_BYTES = 1 << 30  # What a network that is not trusted may take to act.
 _NAMES = {"float": "float32", "double": "float64"}  # Where ONNX Runtime's are others than NumPy's.
-
-
-class Input(NamedTuple):
-    """An array that a network takes: its dtype and its shape, in which None is any size."""
-
-    dtype: np.dtype
-    shape: tuple[int | None, ...]
 
 
 def load(source: PolicySource, observation_space: Space, action_space: Space) -> Model:
@@ -38,8 +29,7 @@ def load(source: PolicySource, observation_space: Space, action_space: Space) ->
         )
     except Exception as error:  # ONNX Runtime's are of many types.
         raise UsageError(f"the file is damaged, or ONNX Runtime cannot run it: {first_line(error)}") from error
-    inputs = match_inputs({entry.name: _input(entry) for entry in session.get_inputs()}, observation_space)
-    return model_of(partial(session.run, _outputs(session, head)), inputs, head)
+    return model_of(partial(session.run, _outputs(session, head)), _inputs(session, observation_space), head)
 
 
 def _options(is_trusted: bool) -> onnxruntime.SessionOptions:
@@ -65,59 +55,38 @@ def _bound_memory() -> None:
     onnxruntime.create_and_register_allocator(memory, arena)
 
 
-def _input(entry: Any) -> Input:
-    name = entry.type.removeprefix("tensor(").removesuffix(")")
-    try:
-        dtype = np.dtype(_NAMES.get(name, name))
-    except TypeError as error:
-        raise UsageError(f"its input {entry.name!r} is {entry.type}, which no observations are") from error
-    return Input(dtype, tuple(size if isinstance(size, int) else None for size in entry.shape))
-
-
-def match_inputs(inputs: dict[str, Input], observation_space: Space) -> Inputs:
+def _inputs(session: onnxruntime.InferenceSession, observation_space: Space) -> Inputs:
     """Find the part of the observations that each input takes: by its path, or the only one."""
     observed = {leaf.path: leaf for leaf in leaves(observation_space)}
-    if len(observed) == len(inputs) == 1:
-        observed = dict(zip(inputs, observed.values(), strict=True))
-    if observed.keys() != inputs.keys():
-        taken, given = (
-            ", ".join(repr(name) if name else "one array" for name in names) for names in (inputs, observed)
+    taken = {entry.name: entry.type for entry in session.get_inputs()}
+    if len(observed) == len(taken) == 1:
+        observed = dict(zip(taken, observed.values(), strict=True))
+    if observed.keys() != taken.keys():
+        wanted, given = (
+            ", ".join(repr(name) if name else "one array" for name in names) for names in (taken, observed)
         )
         hint = ": name the inputs so" if len(observed) > 1 else ""
-        raise UsageError(f"takes {taken}, the envs' observations are {given}{hint}")
-    for name, leaf in observed.items():
-        _check_input(inputs[name], leaf)
-    return {name: (leaf, inputs[name].dtype) for name, leaf in observed.items()}
+        raise UsageError(f"takes {wanted}, the envs' observations are {given}{hint}")
+    return {name: (leaf, _dtype_for(leaf, taken[name])) for name, leaf in observed.items()}
 
 
-def _check_input(taken: Input, leaf: Leaf) -> None:
-    """Check that an observation may be given to a network.
+def _dtype_for(leaf: Leaf, taken: str) -> np.dtype:
+    """Return the dtype in which an input gets an observation: its own, but for floats that it has as other floats.
 
-    Floats may become other floats, and whole numbers other whole numbers.  Bytes of an image do not become floats: some
-    networks want these from 0 to 255, and some from 0 to 1.
+    Bytes of an image do not become floats: some networks want these from 0 to 255, and some from 0 to 1.
     """
-    name = f"observation {leaf.path!r}" if leaf.path else "observations"
-    batch, *shape = taken.shape or (0,)
-    own = leaf.shape
-    if len(shape) != len(own) or any(size not in (None, other) for size, other in zip(shape, own, strict=True)):
-        wanted = ["any" if size is None else size for size in taken.shape]
-        raise UsageError(f"takes {name} of shape {wanted}, the envs' are {['any', *own]}")
-    if batch is not None:
-        raise UsageError(f"takes batches of {batch} only; {EXPORT}")
-    if _kind(leaf.dtype) != _kind(taken.dtype):
-        raise UsageError(
-            f"takes {taken.dtype} where the envs' {name} are {leaf.dtype}; save a network that takes {leaf.dtype}, "
-            "and that converts and scales them itself"
-        )
-
-
-def _kind(dtype: np.dtype) -> str:
-    return "i" if dtype.kind == "u" else dtype.kind
+    name = taken.removeprefix("tensor(").removesuffix(")")
+    try:
+        dtype = np.dtype(_NAMES.get(name, name))
+    except TypeError:
+        return leaf.dtype
+    is_like = dtype.kind == leaf.dtype.kind or (dtype.kind in "iu" and leaf.dtype.kind in "iu")
+    return dtype if is_like else leaf.dtype
 
 
 def _outputs(session: onnxruntime.InferenceSession, head: Head) -> list[str]:
     """Return the names of the outputs that are needed.  A second one is known by its name, or it may be a value."""
     names = [output.name for output in session.get_outputs()]
     if head.num_outputs == 2 and not (len(names) == 2 and "std" in names[1].lower()):
-        raise UsageError(f"must have the outputs 'mean' and 'log_std' to draw from, has {names}; or {WAY_OUT}")
+        raise UsageError(f"must have the outputs 'mean' and 'log_std' to draw from, has {names}; or ", *WAY_OUT)
     return names[: head.num_outputs]

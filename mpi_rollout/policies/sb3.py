@@ -53,10 +53,10 @@ def _drawing(policy: Learned, space: Any, exploration: float) -> Model:
     if isinstance(policy, DQNPolicy):
         return Model(partial(_exploring, policy, space, exploration), 2, owner=policy)
     if isinstance(policy, TD3Policy):
-        raise UsageError(f"TD3 has nothing to draw from; {WAY_OUT}")
+        raise UsageError("TD3 has nothing to draw from; ", *WAY_OUT)
     actor: Learned = getattr(policy, "actor", policy)
     if actor.use_sde:
-        raise UsageError(f"with use_sde the noise belongs to a batch, not to an env; {WAY_OUT}")
+        raise UsageError("with use_sde the noise belongs to a batch, not to an env; ", *WAY_OUT)
     if isinstance(policy, SACPolicy):
         return Model(partial(_squashed, policy, space), num_normal_uniforms(space.low.size), owner=policy)
     head = Head(space, SAMPLE)

@@ -25,10 +25,9 @@ import torch
 from stable_baselines3.common.save_util import load_from_zip_file
 
 from mpi_rollout.errors import UsageError
-from mpi_rollout.policies.untrusted import TRUST_IT, JsonObject, damaged, members_of, reading
+from mpi_rollout.policies.untrusted import JsonObject, damaged, members_of, needs_trust, reading
 from mpi_rollout.text import first_line
 
-TRUST = f"{TRUST_IT}, whose code is then executed"
 ALGORITHMS = "PPO, A2C, DQN, SAC and TD3"
 # Policies of SB3 by module; each algorithm has three.
 _COMMON = "ActorCriticPolicy", "ActorCriticCnnPolicy", "MultiInputActorCriticPolicy"
@@ -148,7 +147,7 @@ def _class_of(entry: object) -> type:
     module, name = _pickled_name(entry)
     if name not in CLASSES.get(module, ()):
         what = f"{module}.{name}" if module else "a class of its own"
-        raise UsageError(f"the policy is {what}, none of {ALGORITHMS} in SB3; if it is derived of one, {TRUST}")
+        raise needs_trust(f"the policy is {what}, none of {ALGORITHMS} in SB3, though it may be derived of one")
     return _imported(module, name)
 
 
@@ -177,7 +176,7 @@ def _pickled_name(entry: object) -> tuple[str, str]:
 def _arguments(entry: object) -> dict[str, object]:
     """Return the arguments of the policy, of which those for learning are left out."""
     if not isinstance(entry, dict):
-        raise UsageError(f"its policy_kwargs are {type(entry).__name__}; {TRUST}")
+        raise needs_trust(f"its policy_kwargs are {type(entry).__name__}")
     is_pickled = ":serialized:" in entry
     arguments: dict[str, object] = {}
     for key, value in entry.items():
@@ -188,7 +187,7 @@ def _arguments(entry: object) -> dict[str, object]:
         elif key in PLAIN and not (is_pickled and isinstance(value, str)):
             arguments[key] = value
         else:
-            raise UsageError(f"its policy_kwargs have {key}={str(value)[:80]}, which is code; {TRUST}")
+            raise needs_trust(f"its policy_kwargs have {key}={str(value)[:80]}, which is code")
     return arguments
 
 

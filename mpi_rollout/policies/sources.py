@@ -6,27 +6,23 @@ Packages are imported when a file needs them.
 import hashlib
 import io
 import os
-import re
 import zipfile
 from importlib import import_module
 from inspect import signature
 
 from mpi_rollout.core.policy_kinds import CALLED, FILES, FORMATS, MADE, SUFFIXES, kind_of_name
 from mpi_rollout.core.spaces import Space
-from mpi_rollout.errors import ActionError, Option, PolicyError, UsageError
-from mpi_rollout.policies.model import DETERMINISTIC, Model, Policy, PolicySource, called_model, make_model
+from mpi_rollout.errors import Option, PolicyError, UsageError
+from mpi_rollout.policies.model import DETERMINISTIC, POLICY, Model, Policy, PolicySource, called_model, make_model
 from mpi_rollout.policies.networks import try_model
 from mpi_rollout.policies.onnx_check import check_network, weight_files
-from mpi_rollout.policies.untrusted import TRUST_IT, reading
+from mpi_rollout.policies.untrusted import needs_trust, reading
 from mpi_rollout.process.paths import colon_hint, load_object, located
-from mpi_rollout.text import first_line, system_words, words_of
+from mpi_rollout.text import first_line, pip_install, system_words, words_of
 
 NO_NETWORK = (
     "the file has what torch.save writes, which is not a policy: weights without the network, or a whole module in a "
     "pickle, which is code; load it in Python, and export the network to ONNX or by torch.export.save"
-)
-IS_CODE = (
-    f"is code, which may do all that you may; {TRUST_IT}, or export the network to ONNX, which is read without trust"
 )
 OUTSIDE = "the weights are in another file, which cannot be read"
 ONE_FILE = "save it in one file, with external_data=False"
@@ -56,14 +52,14 @@ def load_policy(spec: str) -> Policy:
     """
     if ":" not in spec:
         hint = colon_hint(spec) or _file_hint(spec)
-        raise UsageError(f"--policy must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}{hint}")
-    policy = load_object(spec, "--policy")
+        raise UsageError(POLICY, f" must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}{hint}")
+    policy = load_object(spec, POLICY)
     if isinstance(policy, type):
         policy = _instance(policy, spec)
     policy = policy if callable(policy) else getattr(policy, "act", policy)
     if not callable(policy):
         name = type(policy).__name__
-        raise UsageError(f"--policy {spec} is {name}, not callable; give a function of a batch of observations")
+        raise UsageError(POLICY, f" {spec} is {name}, not callable; give a function of a batch of observations")
     return policy
 
 
@@ -84,19 +80,21 @@ def _instance(kind: type, spec: str) -> object:
     except TypeError as error:
         module = spec.rpartition(":")[0]
         raise UsageError(
-            f"--policy {spec} is a class that needs arguments ({error}); make an instance in its module, such as "
-            f"policy = {kind.__name__}(...), and give --policy {module}:policy"
+            POLICY,
+            f" {spec} is a class that needs arguments ({error}); make an instance in its module, such as "
+            f"policy = {kind.__name__}(...), and give ",
+            Option("policy", f"{module}:policy"),
         ) from error
     try:
         return kind()
     except Exception as error:
-        raise PolicyError(f"--policy {spec}: {kind.__name__}() raises {words_of(error)}") from error
+        raise PolicyError(POLICY, f" {spec}: {kind.__name__}() raises {words_of(error)}") from error
 
 
 def read_source(spec: str, mode: str, is_trusted: bool = False) -> PolicySource:
     """Read a policy's file.  Only the root does this."""
     path = located(spec)
-    with reading(f"--policy {spec}"):
+    with reading(POLICY, f" {spec}"):
         content, kind = _content(path), kind_of_name(spec)
         if kind not in FORMATS:
             raise UsageError(f"no file of a policy has this ending; a policy is {FILES}")
@@ -153,7 +151,8 @@ def _check_code(content: bytes, writer: str, is_trusted: bool) -> None:
     if is_pickle:
         raise UsageError(NO_NETWORK)
     if not is_trusted:
-        raise UsageError(f"a file of {writer} {IS_CODE}")
+        way_out = ", or export the network to ONNX, which is read without trust"
+        raise needs_trust(f"a file of {writer} is code, which may do all that you may", way_out)
 
 
 def _with_weights(path: str) -> bytes:
@@ -181,12 +180,9 @@ def load_model(source: PolicySource, observation_space: Space, action_space: Spa
     try:
         loader = import_module(f"mpi_rollout.policies.{form.loader}")
     except ImportError as error:
-        missing = f"needs a package ({first_line(error)}); pip install 'mpi_rollout[{form.extra}]'"
-        raise UsageError(f"--policy {source.name}: {missing}") from error
-    with reading(f"--policy {source.name}"):
-        try:
-            model: Model = loader.load(source, observation_space, action_space)
-            try_model(model, observation_space)
-        except (UsageError, ActionError) as error:
-            raise UsageError(re.sub(r"\s*\n\s*", " ", str(error).strip())) from error
+        missing = f"needs a package ({first_line(error)}); {pip_install(f'[{form.extra}]')}"
+        raise UsageError(POLICY, f" {source.name}: {missing}") from error
+    with reading(POLICY, f" {source.name}"):
+        model: Model = loader.load(source, observation_space, action_space)
+        try_model(model, observation_space)
     return model

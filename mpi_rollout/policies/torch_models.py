@@ -19,7 +19,6 @@ from mpi_rollout.core.spaces import Space, leaves
 from mpi_rollout.errors import ActionError
 from mpi_rollout.policies.model import Model, PolicySource
 from mpi_rollout.policies.networks import Head, Inputs, model_of
-from mpi_rollout.policies.untrusted import reading
 
 Argument: TypeAlias = torch.Tensor | dict[str, torch.Tensor]  # By path, where there are several.
 
@@ -28,7 +27,7 @@ def load(source: PolicySource, observation_space: Space, action_space: Space) ->
     """Load a network."""
     head = Head(action_space, source.mode)
     assert source.is_trusted, "sources.read_source refuses it: it is code"
-    with warnings.catch_warnings(), reading():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated: who has such a file cannot act on that here.
         if source.kind == "torchscript":
             script = torch.jit.load(io.BytesIO(source.content), map_location="cpu").eval()

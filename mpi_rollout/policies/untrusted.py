@@ -4,15 +4,15 @@ A reader refuses what is not known to be harmless, and judges a size before it t
 """
 
 import io
+import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import ActionError, Option, UsageError
 from mpi_rollout.text import first_line
 
-TRUST_IT = "add --trust-policy, or trust_policy=True of connect, if you trust the file"
 # What a zip may unpack to.  Weights are hardly compressible; zeros are, and fit into the first of these.
 FREE_BYTES, MOST_TIMES = 64 << 20, 4
 JsonObject: TypeAlias = dict[str, Any]  # What a file says may be anything.
@@ -23,14 +23,20 @@ def damaged(what: object) -> UsageError:
     return UsageError(f"the file is damaged: {what}")
 
 
+def needs_trust(what: str, more: str = "") -> UsageError:
+    """Return the refusal of a file with something that only a trusted one may have."""
+    return UsageError(f"{what}; add ", Option("trust_policy"), f" if you trust the file{more}")
+
+
 @contextmanager
-def reading(part: str = "") -> Iterator[None]:
-    """Raise UsageError in this context, whatever a damaged file raises; a refusal begins with the part's name."""
+def reading(*part: Option | str) -> Iterator[None]:
+    """Raise UsageError of one line, whatever a damaged file raises; a refusal begins with the part's name."""
     try:
         yield
     except Exception as error:
-        refusal = error if isinstance(error, UsageError) else damaged(first_line(error))
-        raise UsageError(f"{part}: {refusal}" if part else str(refusal)) from error
+        refusal = error if isinstance(error, UsageError | ActionError) else damaged(first_line(error))
+        lines = (re.sub(r"\s*\n\s*", " ", part) if isinstance(part, str) else part for part in refusal.args)
+        raise UsageError(*part, *[": "] * bool(part), *lines) from error
 
 
 def members_of(content: bytes, file_bytes: int | None = None) -> dict[str, bytes]:

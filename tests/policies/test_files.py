@@ -1,5 +1,6 @@
 """Which kind a policy's file is, and files that are none."""
 
+import re
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +13,7 @@ from mpi_rollout.core.policy_kinds import FORMATS
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.onnx_check import weight_files
 from mpi_rollout.policies.sources import load_model, read_source, sha256_of
+from mpi_rollout.text import pip_install
 
 
 def named(*names: str) -> bytes:
@@ -52,7 +54,7 @@ NO_POLICIES = {
 def test_what_is_no_policy_is_refused_in_one_line(name: str, tmp_path: Path):
     path = tmp_path / name
     path.write_bytes(NO_POLICIES[name][0])
-    with assert_refused(f"^--policy {path}: .*{NO_POLICIES[name][1]}"):
+    with assert_refused(f"^policy {path}: .*{NO_POLICIES[name][1]}"):
         read_source(str(path), "deterministic", is_trusted=False)
 
 
@@ -104,7 +106,7 @@ def test_weights_that_are_no_file_beside_the_network_are_refused(name: str, tmp_
 def test_files_of_torch_need_trust(name: str, tmp_path: Path):
     path = tmp_path / name
     path.write_bytes(FILES[name][1])
-    with assert_refused(r"p.[pt2PT]+: a file of .* is code, .*; add --trust-policy, .* or export the network to ONNX"):
+    with assert_refused(r"p.[pt2PT]+: a file of .* is code, .*; add trust_policy .* or export the network to ONNX"):
         read_source(str(path), "deterministic", is_trusted=False)
 
 
@@ -135,5 +137,5 @@ def test_a_missing_package_is_named_with_its_extra(kind: str, monkeypatch: pytes
     for name in (package, "torch"):  # SB3 needs torch too, which takes seconds to import.
         monkeypatch.setitem(sys.modules, name, None)
     source = PolicySource(kind, "p.zip", b"", "", "deterministic")
-    with assert_refused(rf"--policy p.zip: needs a package .*pip install 'mpi_rollout\[{extra}\]'"):
+    with assert_refused("policy p.zip: needs a package .*" + re.escape(pip_install(f"[{extra}]"))):
         load_model(source, CART, TWO)

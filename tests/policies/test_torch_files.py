@@ -175,7 +175,7 @@ def test_other_spaces_are_refused(
     writer: str, name: str, observations: spaces.Space, actions: spaces.Space, message: str
 ):
     content = content_of(writer, name)
-    with assert_refused(r"--policy p.pt: .*" + message):
+    with assert_refused(r"policy p.pt: .*" + message):
         load(writer, content, observations, actions)
 
 
@@ -221,6 +221,6 @@ def test_a_program_takes_other_parameters():
 @pytest.mark.parametrize(("writer", "member"), [("torchscript", "data.pkl"), ("pt2", "model.json")])
 def test_a_damaged_file_is_refused_and_nobody_else_says_so(writer: str, member: str, capfd: pytest.CaptureFixture[str]):
     content = changed(content_of(writer, "logits"), member, lambda old: old[:20])
-    with assert_refused(r"--policy p.pt: the file is damaged"):
+    with assert_refused(r"policy p.pt: the file is damaged"):
         load(writer, content, CART, TWO)
     assert capfd.readouterr() == ("", "")

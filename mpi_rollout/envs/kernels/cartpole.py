@@ -22,6 +22,7 @@ from mpi_rollout.envs.rollout import RolloutColumns
 from mpi_rollout.envs.slice_env import SliceVectorEnv, checked_integer
 from mpi_rollout.errors import ActionError, UsageError
 from mpi_rollout.exchange.world import claimed_local_rank, claimed_local_size
+from mpi_rollout.text import pip_install
 
 WORD = 0xFFFFFFFF
 MULTIPLIER_0, MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
@@ -235,7 +236,7 @@ def make_envs(
     try:
         module = import_module(f"mpi_rollout.envs.kernels.{MODULES[kind]}")
     except ImportError as error:
-        raise UsageError(f"CartPole on {kind} needs a package ({error}); pip install 'mpi_rollout[{kind}]'") from error
+        raise UsageError(f"CartPole on {kind} needs a package ({error}); {pip_install(f'[{kind}]')}") from error
     backend = CartPoleBackend(
         first_env, module.make_device(CartPoles(num_envs, first_env, limit, bool(sutton_barto_reward)), device)
     )

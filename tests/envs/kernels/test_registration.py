@@ -7,6 +7,8 @@ import gymnasium
 import pytest
 from jobs import job_environment
 
+from mpi_rollout.text import pip_install
+
 pytestmark = pytest.mark.any_mpi
 
 IDS = ("mpi_rollout/CartPoleNumba-v0", "mpi_rollout/CartPoleTorch-v0", "mpi_rollout/CartPoleCUDA-v0")
@@ -33,6 +35,7 @@ print([name for name in ("numba", "llvmlite", "torch") if name in sys.modules])"
 def test_a_missing_package_is_named_with_the_extra_that_brings_it():
     program = """
 import sys
+from mpi_rollout.text import pip_install
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.errors import UsageError
 for name, package in (("Numba", "numba"), ("Torch", "torch"), ("CUDA", "numba")):
@@ -44,7 +47,7 @@ for name, package in (("Numba", "numba"), ("Torch", "torch"), ("CUDA", "numba"))
     lines = output_of(program).splitlines()
     for line, extra in zip(lines, ("numba", "torch", "cuda"), strict=True):
         assert line.startswith(f"CartPole on {extra} needs a package (")
-        assert line.endswith(f"; pip install 'mpi_rollout[{extra}]'")
+        assert line.endswith(f"; {pip_install(f'[{extra}]')}")
 
 
 @pytest.mark.parametrize("env_id", IDS)
