@@ -29,7 +29,6 @@ from mpi_rollout.drive.actions import (
     ActionSource,
     ModelActions,
     PolicyActions,
-    RandomActions,
     RankActions,
     too_short,
 )
@@ -42,7 +41,6 @@ from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.policies.blocks import BlockPolicy
 from mpi_rollout.policies.model import PolicySource
-from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.policies.sources import load_model
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import say
@@ -141,14 +139,9 @@ class Root:
         """Load the policy, on all ranks if they ask it; return where the actions come from."""
         config, policy, driver, most = self._config, self._policy, self._driver, self._lengths.most
         if config.acts_on_ranks:
-            PolicyOnRanks(driver, policy, config.actions, config.block, config.seed)
+            if config.has_model:
+                PolicyOnRanks(driver, policy, config.actions, config.block, config.seed)
             return RankActions(driver)
-        if config.is_random:
-            is_sent_again = config.on_rank_loss == "shrink" and most > 1  # Such an order has no second message.
-            if config.policy_on == "workers" or is_sent_again:
-                return RankActions(driver)
-            drawn = RandomPolicy(driver.action_space, config.num_envs, config.seed)
-            return RandomActions(driver, drawn, may_leave=config.policy_on == "auto")
         if policy.call is not None and not config.asks_in_blocks:
             return PolicyActions(driver, policy.call, most)
         if most > 1:
@@ -170,7 +163,7 @@ class Root:
             check_infos(self._driver, str(stored.attributes["spaces"]), source)
             lost = bring_back(self._driver, past, columns, self._monitor.check_stop)
             self._state.catch_up_s = perf_counter() - start
-            if self._config.acts_on_ranks:
+            if self._config.acts_on_ranks and self._config.has_model:
                 show_observations(self._driver, past, columns)
             say_resumed(source, past, self._config.num_steps, lost, self._state.catch_up_s)
             collector = self._make_collector(lost)

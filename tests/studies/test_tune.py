@@ -22,7 +22,7 @@ LAUNCHER = shlex.join([sys.executable, str(HELPERS / "fake_tune_launcher.py")])
 ENV = ("--env-factory", "tuned_envs:Plain", "--num-envs", "6")
 FAST = {"-n 2": 1800.0, "-n 2 --num-groups 2": 1700.0, "-n 2 --batch-size 1": 1600.0,
         "-n 3 --root-envs 0 --num-groups 2": 1500.0, "-n 3 --root-envs 0 --batch-size 1": 1400.0}  # fmt: skip
-SLOW = {"-n 1", "-n 2 --policy-on workers", *(f"-n 2 --fragment-length {length}" for length in (1, 16, 64))}
+SLOW = {"-n 1", *(f"-n 2 --fragment-length {length}" for length in (1, 16, 64))}
 
 
 def tune(job: Job, *arguments: str, rates: dict[str, float] = FAST, **trouble: str) -> Result:
@@ -152,7 +152,7 @@ def test_a_vectorized_version_is_named_with_what_it_means_for_the_data(job: Job)
 def test_ways_that_fail_or_hang_are_told_once_and_the_others_are_tried(job: Job):
     result = tune(job, *ENV, "--timeout-s", "2", FAIL="-n 2 --batch-size 1", HANG="-n 1")
     assert result.code == 70
-    assert result.messages[-1] == "2 of 14 jobs failed; the others are in the table"
+    assert result.messages[-1] == "2 of 13 jobs failed; the others are in the table"
     assert (
         "failed: -n 2 --batch-size 1, repeat 0: exit code 70: rank 1 (node7): the env has lost its licence"
         in result.out
