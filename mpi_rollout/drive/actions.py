@@ -14,7 +14,7 @@ from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt
 from mpi_rollout.policies.blocks import BlockPolicy, check_actions_alone
-from mpi_rollout.policies.random import Policy
+from mpi_rollout.policies.model import Policy
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.text import counted, words_of
 
