@@ -195,6 +195,7 @@ USES: dict[str, tuple[Callable[[RolloutConfig], bool], str]] = {  # Options that
         "--vectorization-mode native, envpool or vector_entry_point",
     ),
     "store_extras": (lambda run: is_maker(run.policy), f"--policy MODULE:{MAKE_POLICY}"),
+    "policy_on": (lambda run: not run.is_random or run.policy_on != "root", "another --policy than random"),
     "policy_block": (lambda run: not run.is_random, "another --policy than random"),
 }
 OF_TRAJECTORIES = "store_extras", "compression"

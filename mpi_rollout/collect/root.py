@@ -29,7 +29,6 @@ from mpi_rollout.drive.actions import (
     ActionSource,
     ModelActions,
     PolicyActions,
-    RandomActions,
     RankActions,
     too_short,
 )
@@ -42,7 +41,6 @@ from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.policies.blocks import BlockPolicy
 from mpi_rollout.policies.model import PolicySource
-from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.policies.sources import load_model
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import say
@@ -141,14 +139,9 @@ class Root:
         """Load the policy, on all ranks if they ask it; return where the actions come from."""
         config, policy, driver, most = self._config, self._policy, self._driver, self._lengths.most
         if config.acts_on_ranks:
-            PolicyOnRanks(driver, policy, config.actions, config.block, config.seed)
+            if config.has_model:
+                PolicyOnRanks(driver, policy, config.actions, config.block, config.seed)
             return RankActions(driver)
-        if config.is_random:
-            is_sent_again = config.on_rank_loss == "shrink" and most > 1  # Such an order has no second message.
-            if config.policy_on == "workers" or is_sent_again:
-                return RankActions(driver)
-            drawn = RandomPolicy(driver.action_space, config.num_envs, config.seed)
-            return RandomActions(driver, drawn, may_leave=config.policy_on == "auto")
         if policy.call is not None and not config.asks_in_blocks:
             return PolicyActions(driver, policy.call, most)
         if most > 1:
@@ -160,18 +153,17 @@ class Root:
     def _resume(self, past: Past) -> Collector:
         """Go on from the last step that an earlier start of the run committed."""
         from mpi_rollout.data.columns import columns_of
+        from mpi_rollout.storage.stored_run import StoredRun
 
         self._status.tell("running", num_steps=self._state.num_safe)
-        stored = self._output.stored
-        assert stored is not None, "there is a past"
-        columns, source = columns_of(stored), stored.path
-        with closing(stored):  # It stays open also when another file has taken its place.
-            start = perf_counter()
+        source = self._output.source
+        with closing(StoredRun(source)) as stored:  # It stays open also when another file has taken its place.
+            columns, start = columns_of(stored), perf_counter()
             check_promise(past, self._facts.reproducibility, source)
             check_infos(self._driver, str(stored.attributes["spaces"]), source)
             lost = bring_back(self._driver, past, columns, self._monitor.check_stop)
             self._state.catch_up_s = perf_counter() - start
-            if self._config.acts_on_ranks:
+            if self._config.acts_on_ranks and self._config.has_model:
                 show_observations(self._driver, past, columns)
             say_resumed(source, past, self._config.num_steps, lost, self._state.catch_up_s)
             collector = self._make_collector(lost)
@@ -206,9 +198,10 @@ class Root:
             if not self._config.trajectories:  # Only the policy reads the blocks: they stay in the core's cache.
                 num_rows = min(num_rows, max(self._lengths.most, UNREAD_NBYTES // nbytes))
             check_blocks(NUM_BLOCKS * num_rows * nbytes)
-        past, source = self._state.past, self._output.stored.path if self._output.stored else ""
+        past, source = self._state.past, self._output.source
         # The unfinished file of before goes when the new one is there; a complete one stays until the end.
-        old_nbytes = os.path.getsize(source) if source not in ("", self._config.path) else 0
+        is_continued = past is not None and source != self._config.path
+        old_nbytes = os.path.getsize(source) if is_continued else 0
         if size := check_free_space(self._config, nbytes, old_nbytes):
             say(f"mpi_rollout: {size}\n")
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]

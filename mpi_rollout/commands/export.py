@@ -1,105 +1,53 @@
 """`export`: the data of runs as files that other programs read.
 
-Files are read and written in child processes, as damaged files are; this process sees to the new name: it is there when
-all is written, else nothing is.  Under `mpirun` each rank writes a share of a Minari data set.
+Files are read and written in a child process, as damaged files are; this process sees to the new name: it is there when
+all is written, else nothing is.  A Minari data set is written into a hidden folder beside its place, which Minari does
+not look into, and then renamed.
 """
 
 import json
 import os
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path, PurePath
 from shlex import quote
-from time import perf_counter, sleep
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from time import perf_counter
+from typing import Any, TypeAlias
 
-from mpi_rollout.commands.checking import check_folder
-from mpi_rollout.config import RolloutConfig
-from mpi_rollout.data.exports.minari_place import Place, check_id
-from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError, UsageError
-from mpi_rollout.exchange.job_end import all_or_none
-from mpi_rollout.exchange.world import ROOT, SingleRankComm, claimed_size
+from mpi_rollout.errors import DataError, StorageError, UsageError
+from mpi_rollout.exchange.world import claimed_size
 from mpi_rollout.process.host import format_bytes
-from mpi_rollout.ranks.agreement import come_together
-from mpi_rollout.storage.ownership import give_name, identity, removed, temporary_path, why_no_file
+from mpi_rollout.storage.ownership import check_place, give_name, identity, removed, temporary_path, why_no_file
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.text import counted, printable
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-TASKS = "mpi_rollout.data.exports.minari"
+ID = re.compile(r"(?:(?P<namespace>[-_\w][-_\w/]*[-_\w]+)/)?(?P<name>[-_\w]+?)(?:-v(?P<version>\d+))?")  # Minari's own.
+NAMESPACE_FILE = "namespace_metadata.json"
+VARIABLE = "MINARI_DATASETS_PATH"
 Options: TypeAlias = Mapping[str, Any]
-Comm: TypeAlias = "MPI.Intracomm | SingleRankComm"
 
 
 def export_minari(files: Sequence[str], dataset_id: str, options: Options) -> list[str]:
-    """Write a Minari data set; return the lines to print, on the root.  **Collective**.
+    """Write a Minari data set; return the lines to print.
 
     UsageError if the id is none, or is taken; DataError if a file is missing, damaged, or has no episodes; StorageError
     if the data set cannot be written.
     """
+    _check_start(files)
     check_id(dataset_id)
-    _check_files(files)
-    with _stopped_by_signals():
-        if claimed_size()[0] == 1:
-            return _export_minari(SingleRankComm(), files, dataset_id, options)
-        comm = come_together(RolloutConfig.start_timeout_s)
-        with all_or_none(comm):
-            return _export_minari(comm, files, dataset_id, options)
-
-
-def _export_minari(comm: Comm, files: Sequence[str], dataset_id: str, options: Options) -> list[str]:
     start, place = perf_counter(), Place(dataset_id, options["overwrite"])
     try:
-        folder = _on_root(comm, place.make)
-        arguments = [[*files], folder, {**options, "dataset_id": dataset_id}]
-
-        def task(name: str, *more: int) -> Any:
-            return in_sandbox(f"{TASKS}:{name}", files[0], *arguments, *more)
-
-        if comm.size == 1:
-            report = task("export")
-        else:
-            _on_root(comm, lambda: task("plan"))
-            _all_do(comm, lambda: task("write_share", comm.rank, comm.size))
-            report = _on_root(comm, lambda: task("finish", comm.size))
-        _on_root(comm, place.publish)
+        given = {**options, "dataset_id": dataset_id}
+        report = in_sandbox("mpi_rollout.data.exports.minari:export", files[0], [*files], place.make(), given)
+        place.publish()
     finally:
-        if comm.rank == ROOT:
-            place.remove()
+        place.remove()
     report |= {"dataset_id": dataset_id, "path": place.path, "seconds": perf_counter() - start}
-    if comm.rank != ROOT:
-        return []
     lines = [f"folder        {place.path}", f'load it       minari.load_dataset("{dataset_id}")']
     return _lines(dataset_id, report, options["json"], lines + [f"note          {note}" for note in report["notes"]])
-
-
-def _on_root(comm: Comm, do: Callable[[], Any]) -> Any:
-    """Do something on the root while the others wait; return its result on all ranks.  **Collective**."""
-    return _all_do(comm, do if comm.rank == ROOT else lambda: None)[ROOT]
-
-
-def _all_do(comm: Comm, do: Callable[[], Any]) -> list[Any]:
-    """Do something on all ranks; return all results, or raise on all ranks what the first one has raised.
-
-    **Collective**.  Ranks that wait sleep, so that others have the cores, and heed signals.
-    """
-    result, problem = None, None
-    try:
-        result = do()
-    except RolloutError as error:
-        problem = error
-    if not isinstance(comm, SingleRankComm):
-        arrivals = comm.Ibarrier()
-        while not arrivals.Test():
-            sleep(0.005)
-    reports = comm.allgather((result, problem))
-    for rank, (_, problem) in enumerate(reports):
-        if problem is not None:
-            raise type(problem)("" if rank == ROOT else f"rank {rank}: ", *problem.args)
-    return [result for result, _ in reports]
 
 
 def _lines(name: str, report: Mapping[str, Any], as_json: bool, more: Sequence[str]) -> list[str]:
@@ -114,18 +62,16 @@ def _lines(name: str, report: Mapping[str, Any], as_json: bool, more: Sequence[s
 
 def export_d4rl(files: Sequence[str], out: str, options: Options) -> list[str]:
     """Write a file of D4RL; return the lines to print.  The errors are those of `export_minari`."""
-    if claimed_size()[0] > 1:
-        raise UsageError("export d4rl is one process; start it without mpirun")
-    _check_files(files)
+    _check_start(files)
     if os.path.isdir(out):
         raise UsageError(f"{out} is a folder; name a file in it: {quote(os.path.join(out, 'd4rl.h5'))}")
     if os.path.lexists(out) and not options["overwrite"]:
         raise UsageError(f"{out} exists; give another name, or --overwrite")
     if any(os.path.exists(out) and os.path.samefile(file, out) for file in files):
         raise UsageError(f"{out} is the file to export; give the new one another name")
-    check_folder(out)
+    check_place("", out)
     start, replaces, temporary = perf_counter(), identity(out), temporary_path(os.path.abspath(out), "exporting")
-    with _stopped_by_signals(), removed(temporary):
+    with removed(temporary):
         report = in_sandbox("mpi_rollout.data.exports.d4rl:export", files[0], list(files), temporary, options)
         try:
             give_name(temporary, out, replaces)
@@ -147,23 +93,121 @@ def _d4rl_notes(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _check_files(files: Sequence[str]) -> None:
+def _check_start(files: Sequence[str]) -> None:
+    if claimed_size()[0] > 1:
+        raise UsageError("export is one process; start it without mpirun")
     for file in files:
         if why := why_no_file(file):
             raise DataError(why)
 
 
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Raise Interrupted where a signal asks to stop, so that what is half written is removed."""
+def check_id(dataset_id: str) -> None:
+    """Raise UsageError if Minari would not load a data set of this id."""
+    match = ID.fullmatch(dataset_id)
+    if not match or "//" in dataset_id:
+        raise UsageError(
+            f"{dataset_id!r} is no id of Minari; it should be NAME-vN or NAMESPACE/NAME-vN, such as "
+            "cartpole/random-v0, of letters, digits, - and _, with two or more in NAMESPACE"
+        )
+    if "data" in dataset_id.split("/")[:-1]:
+        raise UsageError(
+            f"{dataset_id}: Minari takes each folder with a `data` in it for a data set, and would list none any "
+            "more; use another namespace"
+        )
+    if match["version"] is None:
+        raise UsageError(f"{dataset_id} has no version, and Minari would not load it; use {dataset_id}-v0")
 
-    def stop(number: int, _frame: FrameType | None) -> NoReturn:
-        raise Interrupted(f"export: stopped by {signal.Signals(number).name}; nothing was written")
 
-    heeded = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, stop) for number in heeded}
+def next_version(dataset_id: str, folder: str) -> str:
+    """Return the id with the first version that is free."""
+    name, _, version = dataset_id.rpartition("-v")
+    ids = (f"{name}-v{number}" for number in count(int(version)))
+    return next(new for new in ids if not os.path.lexists(os.path.join(folder, new)))
+
+
+class Place:
+    """The place of a new data set; UsageError from the constructor if another data set has it.
+
+    `path` is its folder, `temporary` the hidden folder until it is complete, and `data` the folder of the files while
+    they are written.  A data set that has the place and is to be overwritten goes when the new one is complete.
+    """
+
+    def __init__(self, dataset_id: str, overwrites: bool = False):
+        self._id, self._overwrites = dataset_id, overwrites
+        self._folder = os.path.abspath(os.environ.get(VARIABLE) or os.path.expanduser("~/.minari/datasets"))
+        self._namespaces = [str(namespace) for namespace in PurePath(dataset_id).parents][:-1]
+        self._made: list[Path] = []
+        self.path = os.path.join(self._folder, dataset_id)
+        parent, name = os.path.split(self.path)
+        self.temporary = temporary_path(os.path.join(parent, f".{name}"), "exporting")
+        self.data = os.path.join(self.temporary, "data")
+        self._check()
+
+    def _check(self) -> None:
+        for above in self._namespaces:
+            if os.path.isdir(os.path.join(self._folder, above, "data")):
+                raise UsageError(f"{above} is a data set in {self._folder}, and cannot have {self._id} in it")
+        if not os.path.lexists(self.path):
+            return
+        if not os.path.isfile(os.path.join(self.path, "data", "metadata.json")):
+            raise UsageError(f"{self.path} exists and is no data set; use another id")
+        if not self._overwrites:
+            free = next_version(self._id, self._folder)
+            raise UsageError(f"there is a data set {self._id} in {self._folder}; use {free}, or --overwrite")
+
+    def make(self) -> str:
+        """Make the hidden folder; return `data`."""
+        folder = Path(self.data)
+        try:
+            for missing in [above for above in (*reversed(folder.parents), folder) if not above.is_dir()]:
+                missing.mkdir()
+                self._made.append(missing)
+        except OSError as error:
+            self.remove()
+            raise StorageError(
+                f"cannot write {self.path}: {error.strerror}; export {VARIABLE}=FOLDER names another place"
+            ) from error
+        return self.data
+
+    def remove(self) -> None:
+        """Remove what was made, as far as nothing else has come into it."""
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        while self._made:
+            with suppress(OSError):
+                self._made.pop().rmdir()
+
+    def publish(self) -> None:
+        """Give the complete data set its place.
+
+        UsageError if another data set has come there meanwhile, StorageError if the system refuses.
+        """
+        old = f"{self.temporary}.old"
+        try:
+            for name in os.listdir(self.data):  # It may take minutes, in which a child would give no sign of life.
+                _sync(os.path.join(self.data, name))
+            if self._overwrites and os.path.lexists(self.path):
+                os.rename(self.path, old)
+            os.rename(self.temporary, self.path)
+            self._made.clear()
+            for namespace in self._namespaces:  # Minari knows it by this file.
+                with (
+                    suppress(FileExistsError),
+                    open(os.path.join(self._folder, namespace, NAMESPACE_FILE), "x") as file,
+                ):
+                    file.write("{}")
+            _sync(os.path.dirname(self.path))
+        except OSError as error:
+            if os.path.lexists(old) and not os.path.lexists(self.path):
+                os.rename(old, self.path)
+            if os.path.lexists(self.path):
+                raise UsageError(f"there is now a data set {self._id} in {self._folder}; use another id") from error
+            raise StorageError(f"cannot write {self.path}: {error.strerror}") from error
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        yield
+        os.fsync(descriptor)
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
+        os.close(descriptor)

@@ -18,6 +18,7 @@ from mpi_rollout.exchange import world
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command, Contents
+from mpi_rollout.exchange.waiting import ranks_per_core
 from mpi_rollout.process.host import physical_cores, processor_quota, processor_time
 from mpi_rollout.text import counted, first_line, pip_install
 
@@ -45,16 +46,21 @@ def examine_ranks(report: Report) -> None:
     report.add(Finding("library", f"{library}, {path or 'path unknown'}, mpi4py {mpi4py.__version__}"))
     launcher = judge_launcher(library, path, os.environ)
     report.add(launcher)
-    if launcher.state == BAD:  # MPI_Init may end the process.
-        return None
-    with report.check("MPI_Init", "see what the ranks print, and whether the launcher starts hostname on all hosts"):
-        world.start_mpi_on_all_ranks(START_S + report.timeout_s, "--timeout-s")
-        comm = world.comm_world()
+    comm = None if launcher.state == BAD else _start(report)  # It may end the process.
+    if comm is None:
+        return
+    with report.check("ranks", "see what the ranks print; start on fewer hosts to find the one that does not answer"):
         ranks = comm.gather(RankFacts.of_this_process(comm.rank))
         for finding in judge_ranks(ranks or [], how_to_bind(os.environ)):
             report.add(finding)
         if comm.size > 1:
             _examine_exchanges(comm, report)
+
+
+def _start(report: Report) -> "MPI.Intracomm | None":
+    with report.check("MPI_Init", "see what the ranks print, and whether the launcher starts hostname on all hosts"):
+        world.start_mpi_on_all_ranks(START_S + report.timeout_s, "--timeout-s")
+        return world.comm_world()
     return None
 
 
@@ -109,42 +115,25 @@ def judge_ranks(ranks: Ranks, option: str) -> list[Finding]:
     hosts = Counter(rank.host for rank in ranks)
     text = first_few(f"{host}: {counted(number, 'rank')}" for host, number in hosts.items())
     shares = [(rank.core_share, rank.rank) for rank in ranks if rank.core_share is not None]
-    host_of_most = max(by_host(ranks), key=lambda there: len(there) / usable_cores(there))
+    per_core = ranks_per_core([(rank.host, rank.physical_cores, rank.quota) for rank in ranks])
     return [
         Finding("world", text, figures={"num_ranks": len(ranks), "num_hosts": len(hosts)}),
-        judge_cores(host_of_most),
-        *[judge_core_share(*min(shares))] * bool(shares),
+        judge_cores(per_core),
+        *(judge_core_share(*least) for least in sorted(shares)[:1]),
         judge_binding(ranks, option),
-        judge_threads(ranks),
+        judge_threads(ranks, max(1, int(1 / per_core))),
     ]
 
 
-def by_host(ranks: Ranks) -> list[list[RankFacts]]:
-    """Return the ranks of each host, in rank order."""
-    hosts: dict[str, list[RankFacts]] = {}
-    for rank in ranks:
-        hosts.setdefault(rank.host, []).append(rank)
-    return list(hosts.values())
-
-
-def usable_cores(there: Ranks) -> int:
-    """Return the number of cores that the ranks of one host share; hardware threads of one core are one."""
-    quotas = [int(rank.quota) for rank in there if rank.quota is not None]
-    return max(1, min([len(frozenset().union(*(rank.physical_cores for rank in there))), *quotas]))
-
-
-def judge_cores(there: Ranks) -> Finding:
-    """Check that a host has no more ranks than cores for them."""
-    num_ranks, num_cores = len(there), usable_cores(there)
-    text = f"{counted(num_ranks, 'rank')} on {counted(num_cores, 'usable core')} ({there[0].host})"
+def judge_cores(per_core: float) -> Finding:
+    """Check that no host has more ranks than cores for them; hardware threads of one core are one."""
+    is_crowded = per_core > 1
+    text = "oversubscribed: " * is_crowded + f"ranks per usable core on the fullest host: {per_core:.3g}"
     advice = (
-        f"start at most {counted(num_cores, 'rank')} on such a host, as a rank that waits spins; or ask for more cores "
-        "for the job or container, under SLURM without hardware threads: sbatch --hint=nomultithread (SBATCH_HINT in "
-        "slurm/site.sh)"
+        "start fewer ranks there, as a rank that waits spins; or ask for more cores for the job or container, under "
+        "SLURM without hardware threads: sbatch --hint=nomultithread (SBATCH_HINT in slurm/site.sh)"
     )
-    is_crowded = num_ranks > num_cores
-    text = "oversubscribed: " * is_crowded + text
-    return warning_if(is_crowded, "cores", text, advice, ranks_on_host=num_ranks, usable_cores=num_cores)
+    return warning_if(is_crowded, "cores", text, advice, ranks_per_core=per_core)
 
 
 def judge_core_share(share: float, rank: int) -> Finding:
@@ -157,19 +146,18 @@ def judge_core_share(share: float, rank: int) -> Finding:
 def judge_binding(ranks: Ranks, option: str) -> Finding:
     """Check whether the ranks of one host have cores of their own; the launcher's `option` gives them these."""
     advice = f"to have ranks stay on cores of their own: {option}"
-    for there in by_host(ranks):
-        if len(there) > 1 and len({rank.cores for rank in there}) == 1:
-            text = f"none: the ranks of a host may all run on {_core_list(there[0].cores)}"
-            return Finding("binding", text, advice=advice)
-        owners: dict[int, list[int]] = {}
-        for rank in there:
-            for core in rank.cores:
-                owners.setdefault(core, []).append(rank.rank)
-        core, sharing = max(owners.items(), key=lambda item: len(item[1]))
-        if len(sharing) > 1:
-            text = f"ranks {first_few(sharing, 4)} ({there[0].host}) share core {core}"
-            return warning_if(True, "binding", text, advice)
-    return Finding("binding", f"each rank has cores of its own: rank {ranks[0].rank} {_core_list(ranks[0].cores)}")
+    owners: dict[tuple[str, int], list[RankFacts]] = {}
+    for rank in ranks:
+        for core in rank.cores:
+            owners.setdefault((rank.host, core), []).append(rank)
+    (host, core), sharing = max(owners.items(), key=lambda item: len(item[1]))
+    if len(sharing) == 1:
+        return Finding("binding", f"each rank has cores of its own: rank {ranks[0].rank} {_core_list(ranks[0].cores)}")
+    if len({rank.cores for rank in sharing}) == 1:
+        text = f"none: the ranks of a host may all run on {_core_list(sharing[0].cores)}"
+        return Finding("binding", text, advice=advice)
+    text = f"ranks {first_few((rank.rank for rank in sharing), 4)} ({host}) share core {core}"
+    return warning_if(True, "binding", text, advice)
 
 
 def _core_list(cores: Iterable[int]) -> str:
@@ -177,17 +165,15 @@ def _core_list(cores: Iterable[int]) -> str:
     return f"core{'s' * (len(numbers) > 1)} {first_few(numbers)}"
 
 
-def judge_threads(ranks: Ranks) -> Finding:
-    """Check how many threads the libraries of numpy and of simulators would start on each rank."""
-    for there in by_host(ranks):
-        num_cores = max(1, usable_cores(there) // len(there))
-        for rank in there:
-            excesses = {name: number for name in THREAD_VARIABLES if (number := rank.num_threads(name)) > num_cores}
-            if excesses:
-                values = ", ".join(f"{name} {rank.threads.get(name, 'unset')}" for name in excesses)
-                text = f"{values} on rank {rank.rank}: up to {max(excesses.values())} threads"
-                advice = "export " + " ".join(f"{name}={num_cores}" for name in THREAD_VARIABLES)
-                return warning_if(True, "threads", f"{text}, with {num_cores} core(s) a rank", advice)
+def judge_threads(ranks: Ranks, num_cores: int) -> Finding:
+    """Check how many threads the libraries of numpy and of simulators would start on each rank; it has `num_cores`."""
+    for rank in ranks:
+        excesses = {name: number for name in THREAD_VARIABLES if (number := rank.num_threads(name)) > num_cores}
+        if excesses:
+            values = ", ".join(f"{name} {rank.threads.get(name, 'unset')}" for name in excesses)
+            text = f"{values} on rank {rank.rank}: up to {max(excesses.values())} threads"
+            advice = "export " + " ".join(f"{name}={num_cores}" for name in THREAD_VARIABLES)
+            return warning_if(True, "threads", f"{text}, with {num_cores} core(s) a rank", advice)
     values = ", ".join(f"{name} {value}" for name, value in ranks[0].threads.items())
     return Finding("threads", values or "no limit set, none needed: a rank sees no more cores than are its own")
 

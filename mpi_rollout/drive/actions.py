@@ -14,12 +14,10 @@ from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt
 from mpi_rollout.policies.blocks import BlockPolicy, check_actions_alone
-from mpi_rollout.policies.random import Policy, RandomPolicy
+from mpi_rollout.policies.model import Policy
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.text import counted, words_of
 
-MOST_DRAWING = 0.01  # A share of the root's time: if drawing takes more, it is left to the ranks.
-TRIAL_S = 0.2  # Seconds after which this share is known.
 Given = TypeVar("Given")
 
 
@@ -32,9 +30,7 @@ class Span(NamedTuple):
 
 
 class ActionSource(Protocol):
-    """Sends actions.  `inference` says who chooses them: root or workers."""
-
-    inference: str
+    """Sends actions."""
 
     def send(self, spans: Sequence[Span], blocks: Blocks) -> None:
         """Send lanes the actions of their next steps, which have rows in the blocks.
@@ -51,8 +47,6 @@ class ActionSource(Protocol):
 class RankActions:
     """The ranks choose: by a policy of their own, or at random."""
 
-    inference = "workers"
-
     def __init__(self, driver: Driver):
         self._driver = driver
 
@@ -61,49 +55,8 @@ class RankActions:
             self._driver.send(lane, None, num_steps, step)
 
 
-class RandomActions:
-    """The root draws.
-
-    Parameters
-    ----------
-    may_leave
-        Leave the drawing to the ranks for good where it takes the root long.
-    """
-
-    inference = "root"
-
-    def __init__(self, driver: Driver, policy: RandomPolicy, may_leave: bool = False):
-        self._driver, self._policy, self._may_leave = driver, policy, may_leave
-        self._began_s = 0.0
-        self._drawing_s = driver.clock.seconds["policy"]
-
-    def send(self, spans: Sequence[Span], blocks: Blocks) -> None:
-        driver = self._driver
-        self._policy.forget(blocks.oldest.start)
-        for lane, step, num_steps in spans:
-            if self._may_leave:
-                self._decide()
-            if self.inference == "workers":
-                driver.send(lane, None, num_steps, step)
-                continue
-            arrays = self._policy.rows(step, num_steps, lane.exchange.partition.envs)
-            driver.clock.lap("policy")
-            driver.send(lane, arrays, num_steps, step)
-
-    def _decide(self) -> None:
-        clock = self._driver.clock
-        self._began_s = self._began_s or clock.now
-        elapsed_s = clock.now - self._began_s
-        if elapsed_s > TRIAL_S:
-            self._may_leave = False
-            if (clock.seconds["policy"] - self._drawing_s) / elapsed_s > MOST_DRAWING:
-                self.inference = "workers"
-
-
 class ModelActions:
     """A model on the root, which is asked for fixed blocks of envs, and for one step."""
-
-    inference = "root"
 
     def __init__(self, driver: Driver, policy: BlockPolicy):
         self._driver, self._policy = driver, policy
@@ -137,8 +90,6 @@ class PolicyActions:
         In a continued run, returns the observations (num_envs, ...) of an earlier step: a policy that plans is asked
         again where it was asked.
     """
-
-    inference = "root"
 
     def __init__(self, driver: Driver, policy: Policy, most: int = 1):
         self._driver, self._policy, self._most = driver, policy, most

@@ -89,4 +89,4 @@ def _refuse_others(layouts: list[Layout | None]) -> None:
 def _words(layout: Layout | None) -> str:
     if not layout:
         return "none"
-    return shortened(", ".join(f"{name} {dtype} {shape}" for name, dtype, shape in layout), 100)
+    return shortened(", ".join(f"{leaf.path} {leaf.dtype} {leaf.shape}" for leaf in layout), 100)

@@ -43,7 +43,7 @@ class ClaimedOutput:
         envs back.
     replaces
         The `ownership.identity` of the complete file that this run extends; None where there is none.
-    stored
+    source
         The file that `past` was read from: the unfinished one, or the complete one that is extended.
     """
 
@@ -51,7 +51,7 @@ class ClaimedOutput:
     warning: str = ""
     lock: Lock | None = None
     replaces: tuple[int, int] | None = None
-    stored: StoredRun | None = None
+    source: str = ""
 
     def release(self) -> None:
         """Let other runs have the unfinished file."""
@@ -79,12 +79,11 @@ def claim_output(config: RolloutConfig) -> ClaimedOutput:
     replaces = identity(path)
     if not os.path.lexists(part):
         stored = look_into(config, path) if replaces else None
-        past = None if stored is None else read_past(stored)
-        return ClaimedOutput(past, warning, replaces=replaces, stored=stored)
+        return ClaimedOutput(None if stored is None else read_past(stored), warning, replaces=replaces, source=path)
     lock_of_part = lock(part)
     try:
         if stored := run_to_continue(config, part):
-            return ClaimedOutput(read_past(stored), warning, lock_of_part, replaces, stored)
+            return ClaimedOutput(read_past(stored), warning, lock_of_part, replaces, part)
     except BaseException:
         lock_of_part.release()
         raise
@@ -216,6 +215,7 @@ def read_past(stored: StoredRun) -> Past:
         last, envs = slice(num_steps - 1, num_steps), slice(0, num_envs)
         terminated, truncated = (stored.read(name, last, envs)[0] for name in ("terminations", "truncations"))
         starts[terminated | truncated] = num_steps + 1
+        stored.close()
     num_ended = np.bincount(ended["env_index"], minlength=num_envs)
     return Past(stored.config.seed, num_steps, num_ended, starts, stored.reproducibility)
 

@@ -36,12 +36,12 @@ LIMIT_SHARE = 1 / 30  # The share of a job's seconds that each measurement of th
 def candidates(ranks: Sequence[int], num_envs: int, is_native: bool, is_random: bool) -> tuple[Point, ...]:
     """Return all ways with these numbers of ranks, ascending; one rank more where the root steps no envs.
 
-    Random actions can be sent for several steps at a time, and be chosen by the ranks.
+    The ranks can draw random actions for several steps at a time.
     """
     most = ranks[-1]
     ways: list[tuple[int, Options]] = [(num_ranks, {}) for num_ranks in ranks]
     if is_random and most > 1:
-        ways += [(most, {"fragment_length": length}) for length in LENGTHS] + [(most, {"policy_on": "workers"})]
+        ways += [(most, {"fragment_length": length}) for length in LENGTHS]
     if most > 1:
         overlapping: list[Options] = [{"num_groups": 2}, {"batch_size": max(most // 2, 1)}]
         ways += [(most, options) for options in overlapping]

@@ -158,7 +158,7 @@ def test_a_missing_package_is_named(job: Job, drawn: Path):
 
 
 def test_a_video_that_cannot_be_written_leaves_nothing(job: Job, drawn: Path):
-    from mpi_rollout.commands.video import write_video
+    from mpi_rollout.commands.render import write_video
     from mpi_rollout.errors import StorageError
 
     (job.folder / "film.mp4").mkdir()
@@ -169,7 +169,7 @@ def test_a_video_that_cannot_be_written_leaves_nothing(job: Job, drawn: Path):
 
 
 def test_a_video_that_is_interrupted_leaves_nothing(job: Job):
-    from mpi_rollout.commands.video import write_video
+    from mpi_rollout.commands.render import write_video
     from mpi_rollout.errors import Interrupted
 
     def frames() -> Iterator[np.ndarray]:

@@ -53,7 +53,7 @@ def test_more_ranks_and_more_threads_than_cores_are_warned_of(job: Job):
         pytest.skip("so many ranks would take long")
     found = findings(job(num_ranks, "doctor", "--json", OMP_NUM_THREADS="64"))
     cores, threads = found["cores"], found["threads"]
-    assert cores["state"] == WARN and cores["found"].startswith(f"oversubscribed: {num_ranks} ranks on ")
+    assert cores["state"] == WARN and cores["found"].startswith("oversubscribed: ")
     assert threads["state"] == WARN and "OMP_NUM_THREADS 64" in threads["found"]
     assert threads["advice"].startswith("export OMP_NUM_THREADS=1 ")
 
@@ -83,11 +83,10 @@ def test_under_the_launcher_of_another_mpi_it_names_the_right_one(job: Job, ours
 
 @pytest.mark.mpi
 def test_a_rank_that_never_starts_mpi_does_not_hang_it(job: Job):
-    doctor = [sys.executable, "-m", "mpi_rollout", "doctor", "--timeout-s", "4"]
-    result = run_job([mpiexec(), "-n", "1", *doctor, ":", "-n", "1", "sleep", "50"], job.folder, timeout=30)
+    doctor = [sys.executable, "-m", "mpi_rollout", "doctor", "--out", "nowhere", "--timeout-s", "3"]
+    result = run_job([mpiexec(), "-n", "1", *doctor, ":", "-n", "1", "sleep", "1000"], job.folder)
     assert result.code != 0
-    assert "BAD   MPI_Init      has not come to an end within 4 s" in result.out, result.out
-    assert "OK    SWMR" in result.out
+    assert "BAD   MPI_Init      has not come to an end within 3 s" in result.out, result.out
 
 
 def test_an_env_that_cannot_be_made_outweighs_a_folder_that_is_not_there(job: Job):

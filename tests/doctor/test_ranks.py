@@ -2,15 +2,14 @@
 
 import pytest
 
-from mpi_rollout.doctor.findings import BAD, OK, WARN
+from mpi_rollout.doctor.findings import BAD, OK, WARN, Finding
 from mpi_rollout.doctor.launch import OPEN_MPI, how_to_bind, judge_launcher, launcher_of
 from mpi_rollout.doctor.ranks import (
     RankFacts,
     judge_binding,
     judge_core_share,
-    judge_cores,
     judge_exchange,
-    judge_threads,
+    judge_ranks,
 )
 from mpi_rollout.process.host import physical_cores, processor_quota
 
@@ -59,23 +58,26 @@ def test_ranks_with_cores_of_their_own_and_unbound_ranks_are_fine():
     assert "leave BIND=none out of slurm/site.sh" in judge_binding(ranks({}, {}), option).advice
 
 
-def test_more_ranks_than_cores_for_them_are_told_how_many_to_start():
-    found = judge_cores(ranks({}, {}, {}))
-    assert found.state == WARN and found.found == "oversubscribed: 3 ranks on 2 usable cores (node1)"
-    assert found.advice.startswith("start at most 2 ranks on such a host, ")
+def found_of(check: str, *changes: dict) -> Finding:
+    return next(finding for finding in judge_ranks(ranks(*changes), "") if finding.check == check)
 
 
-def test_ranks_on_two_hardware_threads_of_one_core_are_warned_of(tmp_path):
+def test_more_ranks_than_cores_for_them_are_warned_of():
+    found = found_of("cores", {}, {}, {}, {"host": "node2"})
+    assert found.state == WARN and found.found.endswith("on the fullest host: 1.5")
+    assert found.advice.startswith("start fewer ranks there, ") and found_of("cores", {}, {}).state == OK
+
+
+def test_hardware_threads_of_one_core_are_one(tmp_path):
     for thread in (0, 1, 64, 65):
         (tmp_path / f"cpu{thread}" / "topology").mkdir(parents=True)
         (tmp_path / f"cpu{thread}" / "topology" / "thread_siblings_list").write_text(
             f"{thread % 64},{thread % 64 + 64}\n"
         )
     assert physical_cores({0, 1, 64, 65, 66}, tmp_path) == {0, 1, 66}
-    threads = ({0}, {64})
-    facts = [{"cores": frozenset(each), "physical_cores": physical_cores(each, tmp_path)} for each in threads]
-    found = judge_cores(ranks(*facts))
-    assert found.state == WARN and "2 ranks on 1 usable core" in found.found and "nomultithread" in found.advice
+    facts = [{"cores": frozenset(each), "physical_cores": physical_cores(each, tmp_path)} for each in ({0}, {64})]
+    found = found_of("cores", *facts)
+    assert found.state == WARN and found.found.endswith(": 2") and "nomultithread" in found.advice
 
 
 def test_ranks_whose_cores_other_programs_use_are_warned_of():
@@ -87,17 +89,15 @@ def test_ranks_whose_cores_other_programs_use_are_warned_of():
 def test_a_containers_quota_counts_as_cores(tmp_path):
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     assert processor_quota(tmp_path) == 1.5
-    assert judge_cores(ranks({"quota": 1.5}, {"quota": 1.5})).figures == {"ranks_on_host": 2, "usable_cores": 1}
+    assert found_of("cores", {"quota": 1.5}, {"quota": 1.5}).state == WARN
     (tmp_path / "cpu.max").write_text("max 100000\n")
     assert processor_quota(tmp_path) is None
 
 
 def test_unset_thread_variables_matter_only_where_a_rank_sees_cores_of_others():
-    alone = judge_threads(ranks({"threads": {}}))
-    crowd = judge_threads(ranks({"threads": {}}, {"threads": {}}))
-    bound = judge_threads([*ranks({"threads": {}, "cores": frozenset({0})}, {"cores": frozenset({1})})])
-    assert (alone.state, crowd.state, bound.state) == (OK, WARN, OK)
-    assert "OMP_NUM_THREADS unset" in crowd.found
+    bound = [{"threads": {}, "cores": frozenset({core}), "physical_cores": frozenset({core})} for core in (0, 1)]
+    alone, crowd, own = (found_of("threads", *each) for each in ([{"threads": {}}], [{"threads": {}}] * 2, bound))
+    assert (alone.state, crowd.state, own.state) == (OK, WARN, OK) and "OMP_NUM_THREADS unset" in crowd.found
 
 
 def test_a_slow_exchange_is_warned_of():
