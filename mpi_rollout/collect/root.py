@@ -29,13 +29,13 @@ from mpi_rollout.drive.actions import (
     ActionSource,
     ModelActions,
     PolicyActions,
+    PolicyOnRanks,
     RankActions,
     too_short,
 )
 from mpi_rollout.drive.blocks import Discard, Sink
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import FragmentLengths, prepare_lengths
-from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
 from mpi_rollout.exchange import job_end, world
