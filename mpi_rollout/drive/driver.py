@@ -249,8 +249,9 @@ class Driver:
         self.drain()
         for exchange in self.exchanges.callers:
             exchange.post_order(Command.CALL)
-        self.exchanges.spread(pickled)
-        values = [pickle.loads(value) for value in self.exchanges.collect(self.worker.call(name, *args))]
+        control = self.exchanges.control
+        control.bcast(pickled, ROOT)
+        values = [pickle.loads(value) for value in control.gather(self.worker.call(name, *args), ROOT) or ()]
         faults = [value if isinstance(value, Fault) else None for value in values]
         if any(faults):
             raise self._error_of(faults)

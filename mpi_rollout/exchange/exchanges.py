@@ -4,7 +4,7 @@ One over all ranks is lockstep; two over halves of the envs are double buffering
 is ready first is served first.
 """
 
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -13,14 +13,12 @@ from mpi_rollout.exchange.direct import DirectTransport, SwitchingTransport
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.surviving import ShrinkingTransport
-from mpi_rollout.exchange.transports import CollectiveTransport, Message, Transport
+from mpi_rollout.exchange.transports import CollectiveTransport, Transport
 from mpi_rollout.exchange.waiting import Wait, wait_maker
 from mpi_rollout.exchange.world import ROOT
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-T = TypeVar("T")
 
 
 class Exchanges:
@@ -30,6 +28,8 @@ class Exchanges:
     ----------
     all
         In env order: on the root all exchanges, elsewhere those that this rank takes part in.
+    control
+        For messages of all ranks.
     num_slots, rank_of_slot
         All slots of all ranks, in env order, and the rank of each.
     callers
@@ -105,14 +105,6 @@ class Exchanges:
     def forget_arrivals(self) -> None:
         """Forget which slots have come: all that were under way have been taken."""
         self._noted = []
-
-    def collect(self, value: T) -> list[T]:
-        """Gather a Python object of each rank on the root, pickled.  For rare messages.  **Collective**."""
-        return self.control.gather(value, ROOT) or []
-
-    def spread(self, value: Message = None) -> Message:
-        """Broadcast a Python object of the root, pickled.  For rare messages.  **Collective**."""
-        return self.control.bcast(value, ROOT)
 
     def free(self) -> None:
         """Give the communicators back.  **Collective**."""
