@@ -46,16 +46,21 @@ def examine_ranks(report: Report) -> None:
     report.add(Finding("library", f"{library}, {path or 'path unknown'}, mpi4py {mpi4py.__version__}"))
     launcher = judge_launcher(library, path, os.environ)
     report.add(launcher)
-    if launcher.state == BAD:  # MPI_Init may end the process.
-        return None
-    with report.check("MPI_Init", "see what the ranks print, and whether the launcher starts hostname on all hosts"):
-        world.start_mpi_on_all_ranks(START_S + report.timeout_s, "--timeout-s")
-        comm = world.comm_world()
+    comm = None if launcher.state == BAD else _start(report)  # It may end the process.
+    if comm is None:
+        return
+    with report.check("ranks", "see what the ranks print; start on fewer hosts to find the one that does not answer"):
         ranks = comm.gather(RankFacts.of_this_process(comm.rank))
         for finding in judge_ranks(ranks or [], how_to_bind(os.environ)):
             report.add(finding)
         if comm.size > 1:
             _examine_exchanges(comm, report)
+
+
+def _start(report: Report) -> "MPI.Intracomm | None":
+    with report.check("MPI_Init", "see what the ranks print, and whether the launcher starts hostname on all hosts"):
+        world.start_mpi_on_all_ranks(START_S + report.timeout_s, "--timeout-s")
+        return world.comm_world()
     return None
 
 

@@ -15,9 +15,8 @@ from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt, UsageError
 from mpi_rollout.policies.blocks import BlockPolicy, check_actions_alone
-from mpi_rollout.policies.model import PolicySource
+from mpi_rollout.policies.model import Policy, PolicySource
 from mpi_rollout.policies.parameters import Layout, packed
-from mpi_rollout.policies.random import Policy
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.text import counted, shortened, words_of
 
@@ -134,7 +133,7 @@ def _refuse_others(layouts: list[Layout | None]) -> None:
 def _words(layout: Layout | None) -> str:
     if not layout:
         return "none"
-    return shortened(", ".join(f"{name} {dtype} {shape}" for name, dtype, shape in layout), 100)
+    return shortened(", ".join(f"{leaf.path} {leaf.dtype} {leaf.shape}" for leaf in layout), 100)
 
 
 class ModelActions:

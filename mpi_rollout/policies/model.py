@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 DETERMINISTIC, SAMPLE = "deterministic", "sample"
 POLICY = Option("policy")
 Policy: TypeAlias = Callable[[Tree], Tree]  # It takes a batch of observations and returns a batch of actions.
-Act: TypeAlias = Callable[[Tree, np.ndarray, np.ndarray], Tree]  # See `Model.act`.
+Act: TypeAlias = Callable[[Tree, np.ndarray, np.ndarray], Tree]  # See `Model`.
 
 
+@dataclass(frozen=True)
 class Model:
     """A policy that is asked for the actions of a block of envs.
 
@@ -32,52 +33,40 @@ class Model:
 
     Attributes
     ----------
+    act
+        Takes three arguments: observations of shape (num_envs, ...), or a tree of such arrays, in which rows of envs
+        that are not asked for are zero; env_indices (num_envs,) int64; and uniforms (num_envs, num_uniforms) float64
+        in [0, 1), which are those of (seed, env index, step), whichever rank asks.  It returns actions of shape
+        (num_envs, ...), or a tree of such arrays; with `extras` a pair of these and a dict of arrays (num_envs, ...).
     num_uniforms
         Random numbers that it needs for each env and step; 0 where it does not draw.
     extras
         What it gives besides actions.
+    owner
+        Has the parameters: a torch module, or an object with `parameters` and `load`.
     """
 
-    def __init__(self, act: Act, num_uniforms: int = 0, extras: tuple[Leaf, ...] = (), owner: object = None):
-        """`owner` has the parameters: a torch module, or an object with `parameters` and `load`."""
-        self._act, self._owner = act, owner
-        self.num_uniforms, self.extras = num_uniforms, extras
+    act: Act
+    num_uniforms: int = 0
+    extras: tuple[Leaf, ...] = ()
+    owner: object = None
 
     def parameters(self) -> dict[str, object] | None:
         """Return its parameters, arrays or tensors by their names; None if it has none that can be set."""
-        if _is_module(self._owner):
-            return dict(self._owner.state_dict())
-        parameters = getattr(self._owner, "parameters", None)
+        if _is_module(self.owner):
+            return dict(self.owner.state_dict())
+        parameters = getattr(self.owner, "parameters", None)
         parameters = parameters() if callable(parameters) else parameters
-        can_load = callable(getattr(self._owner, "load", None))
+        can_load = callable(getattr(self.owner, "load", None))
         return dict(parameters) if can_load and isinstance(parameters, Mapping) else None
 
     def load(self, parameters: dict[str, np.ndarray]) -> None:
         """Take these parameters, all that there are, with the same names, dtypes and shapes; they are its own."""
-        owner: Any = self._owner
+        owner: Any = self.owner
         if _is_module(owner):
             load_module(owner, parameters)
         else:
             owner.load(parameters)
-
-    def act(self, observations: Tree, env_indices: np.ndarray, uniforms: np.ndarray) -> Tree:
-        """Return the actions of the envs of a block.
-
-        Parameters
-        ----------
-        observations
-            Of shape (num_envs, ...), or a tree of such arrays.  Rows of envs that are not asked for are zero.
-        env_indices
-            (num_envs,) int64.
-        uniforms
-            (num_envs, num_uniforms) float64 in [0, 1): of (seed, env index, step), whichever rank asks.
-
-        Returns
-        -------
-        Actions of shape (num_envs, ...), or a tree of such arrays.  With `extras` a pair of these and a dict of arrays
-        (num_envs, ...) by their names.
-        """
-        return self._act(observations, env_indices, uniforms)
 
 
 def _is_module(owner: object) -> TypeGuard["torch.nn.Module"]:

@@ -239,10 +239,10 @@ def test_ctrl_c_loses_no_whole_step(job: Job, whole, num_ranks: int, way: str):
     ids=["two groups-other", "two groups-root", "first ready-other"],
 )
 def test_nobody_waits_for_the_long_step_of_another_rank(job: Job, num_ranks: int, way: str, hows: list[str | None]):
-    """The step that nobody waits for takes 9 s for each of two envs."""
+    """The step that nobody waits for takes a minute."""
     arguments = ("--env-factory", "failing_envs:by_rank", *kwargs(hows=hows), "--num-steps", "20")
     result = job(num_ranks, *arguments, *ENVS, *OUT, *FAILING_WAYS[way])
-    assert_ended_soon(result, job.folder, 8.0)
+    assert_ended_soon(job.folder)
     assert is_code(result, 70)
     assert len(result.messages) == 1 and "RuntimeError: the simulator has diverged" in result.messages[0]
 

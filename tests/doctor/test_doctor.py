@@ -83,11 +83,10 @@ def test_under_the_launcher_of_another_mpi_it_names_the_right_one(job: Job, ours
 
 @pytest.mark.mpi
 def test_a_rank_that_never_starts_mpi_does_not_hang_it(job: Job):
-    doctor = [sys.executable, "-m", "mpi_rollout", "doctor", "--timeout-s", "4"]
+    doctor = [sys.executable, "-m", "mpi_rollout", "doctor", "--out", "nowhere", "--timeout-s", "3"]
     result = run_job([mpiexec(), "-n", "1", *doctor, ":", "-n", "1", "sleep", "50"], job.folder, timeout=30)
     assert result.code != 0
-    assert "BAD   MPI_Init      has not come to an end within 4 s" in result.out, result.out
-    assert "OK    SWMR" in result.out
+    assert "BAD   MPI_Init      has not come to an end within 3 s" in result.out, result.out
 
 
 def test_an_env_that_cannot_be_made_outweighs_a_folder_that_is_not_there(job: Job):

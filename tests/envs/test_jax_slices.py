@@ -142,7 +142,7 @@ def test_what_nobody_reads_is_not_made():
     envs, others = hops(range(NUM_ENVS), 3), hops(range(NUM_ENVS), 3)
     envs.reset()
     expected = (others.reset(), rolled(others, ACTIONS, 90))[1]
-    rewards, ends = np.full((90, NUM_ENVS), 9, np.float32), np.ones((90, NUM_ENVS), bool)
+    rewards, ends = np.full((90, NUM_ENVS), 9.0), np.ones((90, NUM_ENVS), bool)
     envs.rollout(ACTIONS[:70], RolloutColumns(rewards=rewards, terminations=ends))
     assert np.array_equal(rewards[:70], expected[1][:70]) and (rewards[70:] == 9).all()
     assert np.array_equal(ends[:70], expected[2][:70]) and ends[70:].all()

@@ -176,7 +176,7 @@ def test_what_was_found_before_it_is_stopped_is_told(job: Job):
     os.kill(running.pid, signal.SIGINT)
     result = running.finish()
     num_tried = len(log.read_text().splitlines()) - 3  # Two calibrate, and one hangs.
-    assert result.code == 75 and result.messages[-1].endswith(f"; {num_tried} of 10 jobs are done")
+    assert result.code == 75 and result.messages[-1].endswith(f"; {num_tried} of 9 jobs are done")
     assert len(rows(result)) == num_tried > 0 and list(job.folder.iterdir()) == [log]
     assert processes_in(job.folder) == []
 
