@@ -28,7 +28,7 @@ from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.studies.compare.comparison import measure as take_turns
 from mpi_rollout.studies.compare.systems import Setup
 from mpi_rollout.studies.jobs import JobOptions
-from mpi_rollout.studies.machine import machine_facts
+from mpi_rollout.studies.study_file import machine_facts
 
 LOOPS = "bare,bare-all,mpi-1,mpi-R,mpi-fragments-R,sync,async,pool,sb3-dummy,sb3-subproc,envpool,envpool-async,minari"
 NATIVE = "bare,native,envpool-1,envpool-async-1,envpool,envpool-async,numba,torch,gymnax,mpi-native-R,mpi-native-run-R,"

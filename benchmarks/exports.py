@@ -40,9 +40,7 @@ def measure(num_steps: int = STEPS) -> None:
         minari = (*program, "export", "minari", recorded, "cartpole/random-v0", "--overwrite", "--json")
         ways = {
             "minari": (0, *minari),
-            "minari, two ranks": (2, *minari),
             "minari, gzip": (0, *minari, "--compression", "gzip"),
-            "minari, gzip, two ranks": (2, *minari, "--compression", "gzip"),
             "d4rl": (0, *program, "export", "d4rl", recorded, flat, "--overwrite", "--json"),
         }
         rounds = ROUNDS if num_steps == STEPS else 1

@@ -30,14 +30,14 @@ Turn = Callable[[], object]
 
 
 def kernel(backend: str, num_envs: int, num_rows: int, is_all: bool) -> Turn:
-    """A call of `rollout` into strided columns, as a slot has them: all of them, or results with float32 rewards."""
+    """A call of `rollout` into strided columns, as a slot has them: all of them, or results."""
     mode = "vector_entry_point"
     envs = gymnasium.make_vec(f"mpi_rollout/CartPole{backend}-v0", num_envs, vectorization_mode=mode)
     envs.reset()
     actions = np.random.default_rng(0).integers(0, 2, (num_rows, num_envs))
     observations, rewards, *flags = (
         np.zeros((num_rows, num_envs + 64, *shape), dtype)[:, :num_envs]
-        for shape, dtype in (((4,), np.float32), ((), np.float64 if is_all else np.float32), ((), bool), ((), bool))
+        for shape, dtype in (((4,), np.float32), ((), np.float64), ((), bool), ((), bool))
     )
     columns = RolloutColumns(observations if is_all else None, rewards, *flags)
     return lambda: envs.rollout(actions, columns)
@@ -94,27 +94,24 @@ def speed() -> None:
 def compare_dynamics(num_envs: int = 100_000, num_rounds: int = 100) -> None:
     mode, rng = "vector_entry_point", np.random.default_rng(1)
     limits = np.array([2.4, 3, 12 * np.pi / 180, 3])
-    for integrator in ("euler", "semi-implicit euler"):
-        theirs: Any = gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode=mode)
-        kwargs = {"vectorization_mode": mode, "kinematics_integrator": integrator}
-        ours: Any = gymnasium.make_vec("mpi_rollout/CartPoleNumba-v0", num_envs, **kwargs)
-        theirs.kinematics_integrator = integrator
-        counts = dict.fromkeys(("observations", "terminations", "states", "ends"), 0)
-        for number in range(num_rounds):
-            theirs.reset(), ours.reset()
-            states = rng.uniform(-1, 1, (4, num_envs)) * limits[:, np.newaxis]
-            if number % 4 in (1, 2):  # Near the end of the track, or of the angle.
-                row = 0 if number % 4 == 1 else 2
-                states[row] = np.sign(states[row]) * (limits[row] - rng.uniform(0, 0.05, num_envs))
-            theirs.state, ours._backend._device.get().states[...] = states.copy(), states
-            actions = rng.integers(0, 2, num_envs)
-            expected, results = theirs.step(actions), ours.step(actions)
-            counts["observations"] += int(np.any(expected[0] != results[0], axis=1).sum())
-            counts["terminations"] += int(np.sum(expected[2] != results[2]))
-            counts["states"] += int(np.any(theirs.state != ours._backend._device.get().states, axis=0).sum())
-            counts["ends"] += int(expected[2].sum())
-        differences = ", ".join(f"{count:,} {name}" for name, count in counts.items() if name != "ends")
-        print(f"{integrator}: of {num_rounds * num_envs:,} steps ({counts['ends']:,} ends) differ {differences}")
+    theirs: Any = gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode=mode)
+    ours: Any = gymnasium.make_vec("mpi_rollout/CartPoleNumba-v0", num_envs, vectorization_mode=mode)
+    counts = dict.fromkeys(("observations", "terminations", "states", "ends"), 0)
+    for number in range(num_rounds):
+        theirs.reset(), ours.reset()
+        states = rng.uniform(-1, 1, (4, num_envs)) * limits[:, np.newaxis]
+        if number % 4 in (1, 2):  # Near the end of the track, or of the angle.
+            row = 0 if number % 4 == 1 else 2
+            states[row] = np.sign(states[row]) * (limits[row] - rng.uniform(0, 0.05, num_envs))
+        theirs.state, ours._backend._device.get().states[...] = states.copy(), states
+        actions = rng.integers(0, 2, num_envs)
+        expected, results = theirs.step(actions), ours.step(actions)
+        counts["observations"] += int(np.any(expected[0] != results[0], axis=1).sum())
+        counts["terminations"] += int(np.sum(expected[2] != results[2]))
+        counts["states"] += int(np.any(theirs.state != ours._backend._device.get().states, axis=0).sum())
+        counts["ends"] += int(expected[2].sum())
+    differences = ", ".join(f"{count:,} {name}" for name, count in counts.items() if name != "ends")
+    print(f"of {num_rounds * num_envs:,} steps ({counts['ends']:,} ends) differ {differences}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from statistics import median
 from typing import TypeVar
 
 from mpi_rollout.studies.jobs import find_launcher
-from mpi_rollout.studies.machine import cpu_model
+from mpi_rollout.studies.study_file import cpu_model
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 MEASURED, HELPERS = CHECKOUT / "results/measured", CHECKOUT / "tests/helpers"

@@ -115,7 +115,7 @@ def _add_doctor(commands: Commands) -> None:
     doctor.add_argument("--env", metavar="ID", help="make this env and time its steps")
     doctor.add_argument("--json", action="store_true", help="print it as one line of JSON")
     doctor.add_argument(
-        "--timeout-s", type=float, default=20.0, metavar="S", help="how long MPI or the folder may take (default: 20)"
+        "--timeout-s", type=float, default=20.0, metavar="S", help="how long a check may take (default: 20)"
     )
     doctor.set_defaults(command=_doctor_command)
 
@@ -125,7 +125,7 @@ def run_command(options: argparse.Namespace) -> int:
     from mpi_rollout.collect.run import rehearse, run  # Reads files no more than it must: workers import no h5py.
 
     config = RolloutConfig(**{field.name: getattr(options, field.name) for field in fields(RolloutConfig)})
-    check_used(config)
+    check_used(config, options.typed)
     if options.dry_run:
         show([rehearse(config, config.expect_ranks or 1)])
         return 0

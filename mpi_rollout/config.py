@@ -8,7 +8,7 @@ import numpy as np
 
 from mpi_rollout import __version__
 from mpi_rollout.core.column_types import checked_types
-from mpi_rollout.core.policy_kinds import FILE, FILES, MADE, MAKE_POLICY, RANDOM, kind_of_name
+from mpi_rollout.core.policy_kinds import CALLED, FILES, MAKE_POLICY, RANDOM, kind_of_name
 from mpi_rollout.errors import Option, UsageError, as_flag
 from mpi_rollout.process.clock import seconds_of
 from mpi_rollout.process.paths import located
@@ -57,7 +57,7 @@ class RolloutConfig(SharedOptions):
     policy: str = option(
         RANDOM,
         "random; or a callable that makes a batch of actions from a batch of observations (FILE.py:CALLABLE is "
-        f"possible, too; a class is called once, without arguments); or a file: {FILES} (with --trust-policy); or "
+        f"possible, too; a class is called once, without arguments); or a file: {FILES}; or "
         "MODULE:make_policy, which returns an object with act(observations, env_indices, uniforms)",
         metavar="MODULE:CALLABLE|FILE",
     )
@@ -101,8 +101,7 @@ class RolloutConfig(SharedOptions):
     policy_on: str = option(
         AUTO,
         "who chooses actions: root, which sends them to the ranks; workers, each for its own envs; auto is the workers "
-        "for a policy of a file or of make_policy, and the root for a callable; random actions come from the root, and "
-        "after a fifth of a second from the workers if they took the root more than 1 % of that time; the data do not "
+        "for random actions and for a policy of a file or of make_policy, and the root for a callable; the data do not "
         "depend on it",
         choices=POLICY_ON,
     )
@@ -156,7 +155,7 @@ class RolloutConfig(SharedOptions):
     @property
     def has_model(self) -> bool:
         """The policy is a file, or is made by `make_policy`: each rank can load it, and it is asked block by block."""
-        return kind_of_name(self.policy) in (FILE, MADE)
+        return kind_of_name(self.policy) not in (RANDOM, CALLED)
 
     @property
     def is_random(self) -> bool:
@@ -179,8 +178,8 @@ class RolloutConfig(SharedOptions):
 
     @property
     def acts_on_ranks(self) -> bool:
-        """The ranks ask the policy for the actions of their own envs."""
-        return self.has_model and self.policy_on != "root"
+        """Each rank chooses the actions of its own envs: at random, or by the policy."""
+        return self.is_random or (self.has_model and self.policy_on != "root")
 
     def _check_own(self) -> None:
         """Check each option by itself."""
@@ -219,11 +218,10 @@ class RolloutConfig(SharedOptions):
         for why, is_so in refused.items():
             if is_so:
                 raise UsageError(f"--on-rank-loss shrink{why}; leave one of the two out")
-        is_chosen_there = self.acts_on_ranks or (self.is_random and self.policy_on != "root")
-        if self.fragment_length not in (AUTO, "1") and not is_chosen_there:
+        if self.fragment_length not in (AUTO, "1") and not self.acts_on_ranks:
             raise UsageError(
-                f"--on-rank-loss shrink with --fragment-length {self.fragment_length} is for random actions that the "
-                "ranks draw; use --policy-on workers, or --fragment-length 1"
+                f"--on-rank-loss shrink with --fragment-length {self.fragment_length} is for actions that the ranks "
+                "choose; use --fragment-length 1"
             )
 
     def to_json(self) -> str:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
@@ -30,8 +30,14 @@ def as_flag(option: Option) -> str:
 
 def as_argument(option: Option) -> str:
     """Return an option as it is given to `connect`."""
-    name = {"out": "record", "store_infos": "infos"}.get(option.name, option.name)
+    name = {"out": "record", "store_infos": "infos", "env_factory": "env"}.get(option.name, option.name)
     return name if option.value is None else f"{name}={option.value}"
+
+
+def spelled(parts: Iterable[object], spell: Callable[[Option], str]) -> str:
+    """Return the message of some parts, with its options in the words of `as_flag` or `as_argument`."""
+    text = "".join(spell(part) if isinstance(part, Option) else str(part) for part in parts)
+    return "\n".join(map(printable, text.split("\n")))
 
 
 class RolloutError(Exception):
@@ -52,9 +58,8 @@ class RolloutError(Exception):
         return self.shown(as_argument)
 
     def shown(self, spell: Callable[[Option], str]) -> str:
-        """Return the message, with its options in the words of `as_flag` or `as_argument`."""
-        text = "".join(spell(part) if isinstance(part, Option) else str(part) for part in self.args)
-        return "\n".join(map(printable, text.split("\n")))
+        """Return the message; see `spelled`."""
+        return spelled(self.args, spell)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle it as an error of its own class, without that of its cause; see `caused_by`."""
@@ -199,9 +204,9 @@ def _is_calling(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a rank failed, as text and as what user code raised, if that is not said already."""
+    """Why a rank failed, in the parts of a `RolloutError`, and as what user code raised, if no part says it."""
 
-    message: str
+    parts: tuple[object, ...]
     exit_code: int
     raised: Raised | None
     step: int = -1
@@ -209,12 +214,12 @@ class Fault:
     @classmethod
     def of(cls, error: BaseException, place: str, step: int = -1) -> "Fault":
         """Describe an exception that was raised at this place, in a step of the envs if it is given."""
-        what = message_of(error) if isinstance(error, RolloutError) else words_of(error)
+        what = error.args if isinstance(error, RolloutError) else (words_of(error),)
         if isinstance(error, SignalInterrupt):
-            what = "interrupted during its step"
+            what = ("interrupted during its step",)
         code = error.exit_code if isinstance(error, RolloutError) else EnvError.exit_code
         cause = cause_of(error)
-        return cls(f"{place}: {what}", code, None if cause is None else Raised.of(cause), step)
+        return cls((f"{place}: ", *what), code, None if cause is None else Raised.of(cause), step)
 
     @property
     def stack(self) -> str:
@@ -234,7 +239,7 @@ class RankError(RolloutError):
 
     def __init__(self, fault: Fault, num_faults: int):
         others = f" ({counted(num_faults - 1, 'more rank')} failed too)" if num_faults > 1 else ""
-        super().__init__(fault.message + others)
+        super().__init__(*fault.parts, others)
         self.exit_code = fault.exit_code
 
 

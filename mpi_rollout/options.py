@@ -6,7 +6,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn, TypeAlias
@@ -63,6 +63,7 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(arguments)
         if unknown:
             raise UsageError(self._of(arguments)._unknown_word(arguments, unknown))
+        options.typed = {word.partition("=")[0] for word in arguments}
         return options
 
     def error(self, message: str) -> NoReturn:
@@ -194,13 +195,14 @@ USES: dict[str, tuple[Callable[[RolloutConfig], bool], str]] = {  # Options that
         "--vectorization-mode native, envpool or vector_entry_point",
     ),
     "store_extras": (lambda run: is_maker(run.policy), f"--policy MODULE:{MAKE_POLICY}"),
+    "policy_on": (lambda run: not run.is_random or run.policy_on != "root", "another --policy than random"),
     "policy_block": (lambda run: not run.is_random, "another --policy than random"),
 }
 OF_TRAJECTORIES = "store_extras", "compression"
 
 
-def unused(config: RolloutConfig) -> dict[str, str]:
-    """Return the options with another value than their default that change nothing, and why."""
+def unused(config: RolloutConfig, typed: Collection[str] = ()) -> dict[str, str]:
+    """Return the options that change nothing, and why: those that were `typed`, or are not at their default."""
     why = {
         name: f"is for {needs}, which is not given; add it, or leave this out"
         for name, (is_used, needs) in USES.items()
@@ -208,15 +210,19 @@ def unused(config: RolloutConfig) -> dict[str, str]:
     }
     if not config.trajectories:
         why |= dict.fromkeys(OF_TRAJECTORIES, "is for trajectories, got --no-trajectories; use one")
-    return {name: words for name, words in why.items() if getattr(config, name) != getattr(RolloutConfig, name)}
+    return {
+        name: words
+        for name, words in why.items()
+        if flag(name) in typed or getattr(config, name) != getattr(RolloutConfig, name)
+    }
 
 
-def check_used(config: RolloutConfig) -> None:
+def check_used(config: RolloutConfig, typed: Collection[str] = ()) -> None:
     """Raise UsageError if an option changes nothing: who types it expects something of it.
 
-    Only command lines are checked so: files of earlier runs may have such options.
+    Only command lines are checked so, with the options that were `typed`: files of earlier runs may have such options.
     """
-    for name, why in unused(config).items():
+    for name, why in unused(config, typed).items():
         value = getattr(config, name)
         text = f"{value:g}" if isinstance(value, float) else value
         raise UsageError(f"{switch(name) if value is True else f'{flag(name)} {text}'} {why}")

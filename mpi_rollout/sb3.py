@@ -25,6 +25,7 @@ from gymnasium.vector import AutoresetMode
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.env_maker import EnvFunction
 from mpi_rollout.envs.inputs import Info
+from mpi_rollout.text import pip_install
 from mpi_rollout.train.connect import connect
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
@@ -32,7 +33,7 @@ try:
     from stable_baselines3.common.preprocessing import check_for_nested_spaces
     from stable_baselines3.common.vec_env import VecEnv
 except ImportError as error:
-    raise ImportError(f"mpi_rollout.sb3 needs Stable-Baselines3 ({error}); pip install 'mpi_rollout[sb3]'") from error
+    raise ImportError(f"mpi_rollout.sb3 needs Stable-Baselines3 ({error}); {pip_install('[sb3]')}") from error
 
 Infos = list[Info]
 Indices = None | int | Iterable[int]

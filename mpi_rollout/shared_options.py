@@ -78,8 +78,8 @@ class SharedOptions:
     )
     trust_policy: bool = option(
         False,
-        "execute the code that is in a policy's file: TorchScript, pickled code of Stable-Baselines3, and whatever is "
-        "not known to be harmless; give it for your own files only",
+        "execute the code that is in a policy's file: networks of torch (.pt, .pt2), pickled code of "
+        "Stable-Baselines3, and whatever is not known to be harmless; give it for your own files only",
     )
     wait: str = option(
         AUTO,

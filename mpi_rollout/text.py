@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 
 
 def counted(number: float, noun: str) -> str:
@@ -40,6 +41,19 @@ def first_line(error: BaseException) -> str:
 def shortened(text: str, most: int = 300) -> str:
     """Return a text for a message, without its end where it is long."""
     return text if len(text) <= most else f"{text[:most]} ..."
+
+
+def pip_install(package: str) -> str:
+    """Return the command that installs a package; "[video]" is an extra of this one.
+
+    By its name, pip finds the package that is installed, whatever it was installed from, and leaves it as it is.  Where
+    the program runs from its sources, these are named.
+    """
+    if package.startswith("["):
+        sources = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        is_clone = os.path.isfile(os.path.join(sources, "pyproject.toml"))
+        package = f"-e {shlex.quote(sources + package)}" if is_clone else f"'mpi_rollout{package}'"
+    return f"pip install {package}"
 
 
 def system_words(error: BaseException) -> str:

@@ -6,7 +6,7 @@ Three lines: the family of the MPI library that mpi4py loads, its name, and its 
 import shutil
 from pathlib import Path
 
-from mpi_rollout.doctor.world import load_library, vendor_of
+from mpi_rollout.doctor.launch import load_library, vendor_of
 
 
 def main() -> None:

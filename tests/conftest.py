@@ -82,7 +82,8 @@ def streams_of_its_own() -> Iterator[None]:
 
 @pytest.fixture
 def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
-    yield Job(tmp_path, forks=request.node.get_closest_marker("full_start") is None)
+    marks = [request.node.get_closest_marker(name) for name in ("full_start", "imports")]
+    yield Job(tmp_path, forks=marks[0] is None, libraries=marks[1].args if marks[1] else ())
     for pid in processes_in(tmp_path):  # What a failed test has left behind.
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -12,6 +12,7 @@ from refusals import refusal, refused
 from mpi_rollout.cli import make_parser
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import UsageError
+from mpi_rollout.text import pip_install
 
 pytestmark = pytest.mark.any_mpi
 
@@ -219,7 +220,7 @@ def test_where_a_space_is_refused_the_message_has_its_place_in_the_tree(job):
 def test_an_env_whose_package_is_missing_names_the_extra_to_install(job, module, code, env, extra):
     message = refused(job, "--env", env, "--out", "run.h5", **stub(job.folder, module, code))
     assert message.startswith(f"--env {env}: ")
-    assert message.endswith(f"pip install 'mpi_rollout[{extra}]'")
+    assert message.endswith(pip_install(f"[{extra}]"))
 
 
 def test_a_policy_whose_module_fails_to_import_gives_the_reason(job):

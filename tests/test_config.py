@@ -131,8 +131,7 @@ FRAGMENTS = {"fragment_length": "16", "policy": "policies:leaning"}
         ({"fragment_length": "many"}, "--fragment-length must be auto or a number of steps, at least 1, got many"),
         ({"policy_on": "both"}, "policy_on must be one of auto, root, workers, got both"),
         ({"policy_on": "workers", "policy": "a:b"}, "--policy-on workers is for random actions and .* --policy a:b is"),
-        ({"on_rank_loss": "shrink", **FRAGMENTS}, "--on-rank-loss shrink with --fragment-length 16 is for random act"),
-        ({"on_rank_loss": "shrink", "fragment_length": "16", "policy_on": "root"}, "use --policy-on workers, or --fr"),
+        ({"on_rank_loss": "shrink", **FRAGMENTS}, "--on-rank-loss shrink with --fragment-length 16 is for actions"),
     ],
 )
 def test_fragments_that_no_run_can_have_are_refused(options: dict[str, str], message: str):

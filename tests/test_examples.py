@@ -1,12 +1,14 @@
 """The programs in examples/ run as their first lines say.  `test_sb3.py` trains with `train_ppo.py`."""
 
-import sys
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from jobs import CLONE, Job, mpiexec, run_job
+from jobs import CLONE, LEARNING, Job
 
+pytestmark = pytest.mark.imports(*LEARNING)
+
+LONG_S = 500.0  # They learn for seconds; the machine may be busy.
 EXAMPLES = CLONE / "examples"
 TANK = ("--env-factory", f"{EXAMPLES}/own_env.py:make_env", "--env-kwargs", '{"hole_m2": 0.03}')
 TANK += ("--policy", f"{EXAMPLES}/own_env.py:Controller", "--num-envs", "4", "--num-steps", "250", "--out", "tank.h5")
@@ -17,7 +19,7 @@ TANK += ("--policy", f"{EXAMPLES}/own_env.py:Controller", "--num-envs", "4", "--
 def test_an_env_and_a_policy_of_your_own_are_collected_and_read(job: Job, num_ranks: int):
     result = job(num_ranks, *TANK)
     assert result.code == 0, result.err
-    read = run_job([sys.executable, str(EXAMPLES / "read_data.py"), "tank.h5"], job.folder)
+    read = job.python(None, EXAMPLES / "read_data.py", "tank.h5")
     assert read.code == 0, read.err
     # Episodes of 100 steps in 250 rows, of which each reset after the first takes one.
     assert "12 episodes, 8 of them complete" in read.out and "mean length 100.0" in read.out
@@ -40,13 +42,12 @@ def test_without_pytorch_the_episodes_are_still_read(job: Job):
     assert job(None, *TANK).code == 0
     script = "import runpy, sys; sys.modules['torch'] = None; sys.argv[1:] = ['tank.h5']\n"
     script += f"runpy.run_path({str(EXAMPLES / 'read_data.py')!r}, run_name='__main__')"
-    read = run_job([sys.executable, "-c", script], job.folder)
+    read = job.script(None, script)
     assert read.code == 0 and "992 transitions; no batches" in read.out, read.err
 
 
-def output_of(job: Job, num_ranks: int, name: str, *options: str) -> str:
-    command = [mpiexec(), "-n", str(num_ranks), sys.executable, str(EXAMPLES / name), *options]
-    result = run_job(command, job.folder, timeout=120.0)
+def output_of(job: Job, num_ranks: int | None, name: str, *options: str) -> str:
+    result = job.python(num_ranks, EXAMPLES / name, *options, timeout=LONG_S)
     assert result.code == 0, result.err
     return result.out
 
@@ -74,8 +75,6 @@ def test_nobody_waits_for_the_slower_rank(job: Job, num_ranks: int):
 
 @NEEDS_TORCH
 def test_the_learner_takes_actions_that_are_not_discrete(job: Job):
-    options = ["--env", "Pendulum-v1", "--num-envs", "8", "--length", "64", "--total-steps", "3000"]
-    result = run_job([sys.executable, str(EXAMPLES / "actor_learner.py"), *options], job.folder)
-    assert result.code == 0, result.err
-    assert len(result.out.splitlines()) == 6 and "nan" in result.out.splitlines()[0]
-    assert -2000 < float(result.out.split()[-1]) < -500
+    options = ("--env", "Pendulum-v1", "--num-envs", "8", "--length", "64", "--total-steps", "3000")
+    lines = output_of(job, None, "actor_learner.py", *options).splitlines()
+    assert len(lines) == 6 and "nan" in lines[0] and -2000 < float(lines[-1].split()[-1]) < -500

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from jobs import CLONE
 
+from mpi_rollout.text import pip_install
+
 pytestmark = pytest.mark.any_mpi
 
 BUILD = "import sys; from setuptools.build_meta import build_editable; print(build_editable(sys.argv[1]))"
@@ -35,3 +37,15 @@ def test_the_clone_does_not_hide_the_package(tmp_path: Path):
     assert "mpi-rollout = mpi_rollout.__main__:start" in scripts.read_text()
     # -S: without the install that this Python has.
     assert python("-S", "-c", IMPORT, str(site), cwd=tmp_path) == str(clone / "mpi_rollout" / "__init__.py")
+
+
+def test_messages_name_the_sources_where_the_program_runs_from_them_and_else_the_package(tmp_path: Path):
+    assert pip_install("gymnax six") == "pip install gymnax six"
+    show = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from mpi_rollout import text; print(text.pip_install('[video]'))"
+    )
+    folder = tmp_path / "a clone"
+    shutil.copytree(CLONE / "mpi_rollout", folder / "mpi_rollout", ignore=shutil.ignore_patterns("__pycache__"))
+    assert python("-c", show, str(folder), cwd=tmp_path) == "pip install 'mpi_rollout[video]'"
+    shutil.copy(CLONE / "pyproject.toml", folder)
+    assert python("-c", show, str(folder), cwd=tmp_path) == f"pip install -e '{folder}[video]'"

@@ -6,6 +6,7 @@ package it `needs` that no word in it names.
 """
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from jobs import CLONE, Running, mpiexec
+from jobs import CLONE, LEARNING, Running, forked_python, mpiexec, ranks_may_fork
 
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<kind>[\w{}-]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -37,7 +38,17 @@ NEEDED = {
     "envpool": "--vectorization-mode envpool",
     "numba": "CartPoleNumba",
 }
-TIMEOUT_S = 300.0  # The machine may be busy.
+LIBRARIES = (  # What programs import besides mpi_rollout.
+    *LEARNING,
+    "matplotlib.backends.backend_agg",
+    "scipy.optimize",
+    "numba",
+    "mujoco",
+    "ale_py",
+    "envpool",
+)
+COMPILED = "mpi_rollout/envs/kernels/__pycache__"
+TIMEOUT_S = 500.0  # The machine may be busy.
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,7 @@ class Block:
         file = folder / (name[1] if name else f"{Path(self.page).stem}_snippet_{self.place}.py".replace("-", "_"))
         file.write_text(self.text)
         launcher = [mpiexec(), "-n", "2"] if "if envs is not None" in self.text else []
-        return ["true"] if name else [*launcher, sys.executable, file.name]
+        return ["true"] if name else [*launcher, "python", file.name]
 
     def _short(self) -> str:
         if not self.mark.startswith("in the test also: "):
@@ -99,7 +110,7 @@ ALL = [block for page in pages() for block in blocks(page)]
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What git has of this working tree, and nothing that was built or written in it."""
+    """What git has of this working tree, and nothing that was built in it but what Numba has compiled."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=CLONE, capture_output=True, text=True)
     if listed.returncode != 0:
         pytest.skip("this is no clone of a repository")
@@ -108,17 +119,36 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (CLONE / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(CLONE / name, folder / name)
+    (CLONE / COMPILED).mkdir(exist_ok=True)
+    (folder / COMPILED).symlink_to(CLONE / COMPILED)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def forks(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a `python` whose processes are forks of one that has imported the clone and what it may need."""
+    folder = tmp_path_factory.mktemp("forks")
+    if ranks_may_fork():
+        command = shlex.join(forked_python(str(clone), *LIBRARIES))
+        (folder / "python").write_text(
+            f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} "$@"\nSTARTED_AS=$0 exec {command} "$@"\n'
+        )
+        (folder / "python").chmod(0o755)
     return folder
 
 
 @pytest.mark.any_mpi
 @pytest.mark.mpi
 @pytest.mark.parametrize("block", [each for each in ALL if each.is_run], ids=str)
-def test_it_works_as_it_stands(block: Block, clone: Path):
+def test_it_works_as_it_stands(block: Block, clone: Path, forks: Path):
+    """Those of the README start as users start them."""
     if block.missing:
         pytest.skip(f"needs {', '.join(block.missing)}")
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    result = Running(block.command(clone), clone, PYTHONPATH=str(clone), PATH=path).finish(TIMEOUT_S)
+    if block.page != "README.md":
+        path = f"{forks}:{path}"
+    environment = {"PYTHONPATH": str(clone), "PYTHONDONTWRITEBYTECODE": ""}
+    result = Running(block.command(clone), clone, PATH=path, **environment).finish(TIMEOUT_S)
     assert result.code == 0, f"{block.text}\n{result.out}\n{result.err}"
 
 

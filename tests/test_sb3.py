@@ -11,14 +11,19 @@ import gymnasium
 import h5py
 import numpy as np
 import pytest
-from jobs import CLONE, Job, Result, job_environment, mpiexec, once, run_job
+from jobs import CLONE, LEARNING, Job, job_environment, once
 
 from mpi_rollout.commands.checking import verify
+from mpi_rollout.text import pip_install
 
-pytestmark = pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="pip install 'mpi_rollout[sb3]'")
+pytestmark = [
+    pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="pip install 'mpi_rollout[sb3]'"),
+    pytest.mark.imports(*LEARNING),
+]
 
 STEPS = ["steps of CartPole", "steps with infos", "steps of a Dict", "steps of a Tuple", "steps of doubles"]
 PARTS = ["CartPole, ready by three", "infos, groups", "Dict, ready singly", "Tuple, ready by two"]
+LONG_S = 500.0  # They learn for seconds; the machine may be busy.
 
 Told = Callable[[str, int], Any]
 
@@ -33,7 +38,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
         of_few = {3: STEPS[:1] + PARTS}
         names = of_few.get(num_ranks, [name for name in CHECKS if name not in PARTS])
-        return Job(tmp_path_factory.mktemp("checks")).train(num_ranks, "beside_dummy", names, timeout=120)
+        job = Job(tmp_path_factory.mktemp("checks"), libraries=LEARNING)
+        return job.train(num_ranks, "beside_dummy", names, timeout=LONG_S)
 
     def of(name: str, num_ranks: int = 2) -> Any:
         returned, error = on(num_ranks)[name]
@@ -110,7 +116,7 @@ def test_without_stable_baselines3_the_message_says_what_to_install():
     code = "import sys; sys.modules['stable_baselines3'] = None; import mpi_rollout.sb3"
     result = subprocess.run([sys.executable, "-c", code], env=job_environment(), capture_output=True, text=True)
     assert result.returncode == 1
-    assert "pip install 'mpi_rollout[sb3]'" in result.stderr.splitlines()[-1]
+    assert pip_install("[sb3]") in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", ["PPO", "PPO in wrappers", "PPO from doubles", "DQN"])
@@ -131,13 +137,9 @@ def test_closing_it_lets_the_other_ranks_out(told: Told):
     assert told("closing") is True
 
 
-def example(job: Job, *options: str, timeout: float = 60.0) -> Result:
-    command = [mpiexec(), "-n", "2", sys.executable, str(CLONE / "examples/train_ppo.py"), *options]
-    return run_job(command, job.folder, timeout)
-
-
-def test_the_example_tells_how_far_it_is_and_learns(job: Job):
-    result = example(job, "--total-steps", "4096", timeout=120.0)
+@pytest.mark.mpi(2)
+def test_the_example_tells_how_far_it_is_and_learns(job: Job, num_ranks: int):
+    result = job.python(num_ranks, CLONE / "examples/train_ppo.py", "--total-steps", "4096", timeout=LONG_S)
     assert result.code == 0, result.err
     lines = [line.partition(", mean")[0] for line in result.err.splitlines() if "env steps, mean return " in line]
     assert lines == ["2,048 of 4,096 env steps", "4,096 of 4,096 env steps"]
@@ -170,7 +172,7 @@ def test_make_vec_env_of_stable_baselines3_makes_it_in_one_process(job: Job):
 
 @pytest.mark.mpi(2)
 def test_on_several_ranks_a_list_of_callables_is_refused_at_once_with_the_way_that_works(job: Job, num_ranks: int):
-    result = job.script(num_ranks, MAKE_VEC_ENV, timeout=120)
+    result = job.script(num_ranks, MAKE_VEC_ENV)
     assert result.code != 0
     assert "MPIVecEnv makes envs in one process only, got several ranks; on all of them use `with mpi_" in result.err
 

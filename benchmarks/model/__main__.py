@@ -21,12 +21,11 @@ from step_model import LOCKSTEP, Way, ceiling, predict, saturation
 from mpi_rollout.commands import style
 from mpi_rollout.errors import RolloutError
 from mpi_rollout.studies.commands import lengths_list, ranks_list
-from mpi_rollout.studies.jobs import JobOptions, JobRunner, usable_launcher
-from mpi_rollout.studies.machine import claimed, machine_facts, origin, place_and_time
+from mpi_rollout.studies.jobs import JobOptions, claimed, usable_launcher
 from mpi_rollout.studies.report import aligned
 from mpi_rollout.studies.scaling import Measurement, Runner
 from mpi_rollout.studies.statistics import NoFit, reaches
-from mpi_rollout.studies.study_file import StudyFile, gathered, read_study
+from mpi_rollout.studies.study_file import StudyFile, gathered, machine_facts, origin, place_and_time, read_study
 
 RANKS = [2**power for power in range(15)]
 CURVES = ((style.BLUE, "-"), (style.RED, "--"), (style.GREEN, "-."), (style.PURPLE, ":"))
@@ -39,8 +38,8 @@ def measure(options: argparse.Namespace) -> None:
     study = make_study(*envs, options.probe, options.check, options.fragment_length, jobs)
     now = StudyFile(study, machine_facts(), origin())
     file = Measurement(study, options.out).start(gathered(options.out), now)
-    with claimed(options.out) as folder, JobRunner(folder, jobs.timeout_s) as runner:
-        Runner(file, usable_launcher(jobs.launcher), runner, options.out).run(study.order())
+    with claimed(options.out) as folder:
+        Runner(file, usable_launcher(jobs.launcher), folder, options.out).run(study.order())
 
 
 def show(options: argparse.Namespace) -> None:

@@ -13,10 +13,10 @@ from mpi_rollout.collect.progress import make_progress
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import Interrupted, RankLost
+from mpi_rollout.errors import Interrupted, RankLost, as_flag
 from mpi_rollout.exchange.world import ROOT, rank_and_host
 from mpi_rollout.process.clock import PHASES, Deadline
-from mpi_rollout.process.console import name_of_stop, say
+from mpi_rollout.process.console import name_of_stop
 from mpi_rollout.storage.status import Status
 from mpi_rollout.text import counted
 
@@ -96,7 +96,7 @@ class Monitor:
 
     def on_look(self, collector: Collector) -> None:
         self.check_stop()
-        self.say_warnings()
+        self._state.file.say_warnings(as_flag)
         self._status.tell("running", num_steps=self._state.file.num_committed)
         now_s, env_steps = self._driver.clock.now, collector.tally.env_steps
         if not self._looked_at:
@@ -123,12 +123,6 @@ class Monitor:
     def pause(self) -> None:
         """Leave out the time until the next look: rates are of the run alone."""
         self._looked_at = 0.0
-
-    def say_warnings(self) -> None:
-        """Say of wrong values what the writer has seen since."""
-        values = self._state.file.values
-        while values is not None and values.warnings:
-            say(f"mpi_rollout: {values.warnings.pop(0)}\n")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -29,7 +29,7 @@ from mpi_rollout.ranks.set_up import EnvFacts, Plan, RankEnvs, assemble
 from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
-    from mpi_rollout.storage.untrusted import OpenFile  # For the root alone: imports are the job's start-up time.
+    from mpi_rollout.data.columns import Column  # For the root alone: imports are the job's start-up time.
 
 READ_NBYTES = 2**24  # How much of a column is read at a time.
 WAY_OUT = "keep what there is with mpi_rollout recover"
@@ -37,7 +37,7 @@ OTHER_DATA = "continue it with the versions that began it, move it away, or use 
 MOST_SAID = 8  # Envs that are named one by one.
 LEARNING_S, LONGEST_HISTORY_S = 5.0, 1800.0  # After the first, it is known how long the whole takes.
 RESULT_NAMES = [leaf.path for leaf in RESULTS]
-Rows = Any  # A dataset, or an array: (num_steps, num_envs, ...).
+Columns: TypeAlias = "Mapping[str, Column | np.ndarray]"  # Of shape (num_steps, num_envs, ...), by name.
 
 
 def driver_of(make: EnvMaker, envs: VectorEnv) -> Driver:
@@ -78,7 +78,7 @@ class Replay:
         The step up to which the envs have come, and the first difference of each env that has one.
     """
 
-    def __init__(self, driver: Driver, past: Past, columns: Mapping[str, Rows]):
+    def __init__(self, driver: Driver, past: Past, columns: Columns):
         self._driver, self._past = driver, past
         # An order that is sent again, after the loss of a rank, has no second message.
         self._room = 1 if driver.exchanges.is_surviving else driver.lanes[0].exchange.room
@@ -176,7 +176,7 @@ def earliest(differences: Mapping[int, Difference]) -> tuple[int, Difference]:
 class StoredRows:
     """The first rows of a column, read many at a time: HDF5 reads and checks a whole chunk for each read."""
 
-    def __init__(self, rows: Rows, num_rows: int):
+    def __init__(self, rows: "Column | np.ndarray", num_rows: int):
         self._source, self._num_rows = rows, num_rows
         self._first, self._rows = 0, np.asarray(rows[:0])
         self._most = max(1, READ_NBYTES // max(1, self._rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))))
@@ -214,18 +214,18 @@ def check_promise(past: Past, promised: Reproducibility, source: str) -> None:
         )
 
 
-def check_infos(driver: Driver, file: "OpenFile", source: str) -> None:
+def check_infos(driver: Driver, spaces: str, source: str) -> None:
     """Refuse to go on with infos of other types: with `--store-infos all` they follow from what envs say at first."""
     infos = driver.exchanges.contents.kept_infos
     now = describe_leaves(infos) if infos else None
-    if (before := json.loads(file.attrs["spaces"]).get("info")) != now:
+    if (before := json.loads(spaces).get("info")) != now:
         raise UsageError(
             f"{source} has the infos {json.dumps(before):.200}, now the first infos of the envs give "
             f"{json.dumps(now):.200}; {OTHER_DATA}"
         )
 
 
-def bring_back(driver: Driver, past: Past, file: "OpenFile", on_steps: Callable[[], None]) -> dict[int, int]:
+def bring_back(driver: Driver, past: Past, columns: Columns, on_steps: Callable[[], None]) -> dict[int, int]:
     """Take steps again until the envs are where they were; return the first lost step of each env that is not.
 
     Random generators of all ranks go on from there.  `on_steps` is as in `Replay.run`.
@@ -235,7 +235,7 @@ def bring_back(driver: Driver, past: Past, file: "OpenFile", on_steps: Callable[
     DataError
         An env gave something else than before, and these envs come back by all of their steps only.
     """
-    differences = Replay(driver, past, file["trajectories"]).run(WAY_OUT, on_steps)
+    differences = Replay(driver, past, columns).run(WAY_OUT, on_steps)
     if differences and not past.is_by_episodes:
         index, first = earliest(differences)
         raise DataError(
@@ -262,22 +262,22 @@ def say_resumed(source: str, past: Past, num_steps: int, lost: Mapping[int, int]
         )
 
 
-def load(block: Block, past: Past, lost: Collection[int], file: "OpenFile") -> None:
+def load(block: Block, past: Past, lost: Collection[int], columns: Columns) -> None:
     """Fill a block with what there is of its rows; of the lost envs with the end of their episodes."""
     for name, array in block.named.items():
-        if name in file["trajectories"]:  # An older version may not have had the column.
-            rows = file["trajectories"][name][block.start : past.num_steps + has_last_row(name)]
+        if name in columns:  # An older version may not have had the column.
+            rows = columns[name][block.start : past.num_steps + has_last_row(name)]
             array[: len(rows)] = rows
     if past.num_steps > block.start:
         block.truncations[past.num_steps - 1 - block.start, sorted(lost)] = True
 
 
-def earlier_observations(driver: Driver, past: Past, file: "OpenFile") -> Callable[[int], Tree]:
+def earlier_observations(driver: Driver, past: Past, columns: Columns) -> Callable[[int], Tree]:
     """Return a function that gives the observations of an earlier step, of as many as memory keeps."""
-    datasets = _observations(driver, file)
-    row_nbytes = max(1, sum(dataset.nbytes // max(1, len(dataset)) for dataset in datasets))
+    stored = _observations(driver, columns)
+    row_nbytes = max(1, sum(column[:1].nbytes for column in stored))
     first = max(0, past.num_steps - max(1, READ_NBYTES // row_nbytes))
-    arrays = [dataset[first : past.num_steps + 1] for dataset in datasets]
+    arrays = [column[first : past.num_steps + 1] for column in stored]
 
     def observations(step: int) -> Tree:
         if step < first:
@@ -288,10 +288,10 @@ def earlier_observations(driver: Driver, past: Past, file: "OpenFile") -> Callab
     return observations
 
 
-def show_observations(driver: Driver, past: Past, file: "OpenFile") -> None:
+def show_observations(driver: Driver, past: Past, columns: Columns) -> None:
     """Show policies on the ranks what was stored last: envs that are to begin an episode do not know it."""
-    driver.call_ranks("show_observations", [dataset[past.num_steps] for dataset in _observations(driver, file)])
+    driver.call_ranks("show_observations", [column[past.num_steps] for column in _observations(driver, columns)])
 
 
-def _observations(driver: Driver, file: "OpenFile") -> list[np.ndarray]:
-    return [file["trajectories"][name] for name in driver.block(1).named if name.split("/")[0] == "observations"]
+def _observations(driver: Driver, columns: Columns) -> "list[Column | np.ndarray]":
+    return [columns[name] for name in driver.block(1).named if name.split("/")[0] == "observations"]

@@ -4,6 +4,7 @@ import json
 import os
 import traceback
 from collections.abc import Mapping
+from contextlib import closing
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,6 @@ from mpi_rollout.drive.actions import (
     ActionSource,
     ModelActions,
     PolicyActions,
-    RandomActions,
     RankActions,
     too_short,
 )
@@ -41,7 +41,6 @@ from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.policies.blocks import BlockPolicy
 from mpi_rollout.policies.model import PolicySource
-from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.policies.sources import load_model
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import say
@@ -140,14 +139,9 @@ class Root:
         """Load the policy, on all ranks if they ask it; return where the actions come from."""
         config, policy, driver, most = self._config, self._policy, self._driver, self._lengths.most
         if config.acts_on_ranks:
-            PolicyOnRanks(driver, policy, config.actions, config.block, config.seed)
+            if config.has_model:
+                PolicyOnRanks(driver, policy, config.actions, config.block, config.seed)
             return RankActions(driver)
-        if config.is_random:
-            is_sent_again = config.on_rank_loss == "shrink" and most > 1  # Such an order has no second message.
-            if config.policy_on == "workers" or is_sent_again:
-                return RankActions(driver)
-            drawn = RandomPolicy(driver.action_space, config.num_envs, config.seed)
-            return RandomActions(driver, drawn, may_leave=config.policy_on == "auto")
         if policy.call is not None and not config.asks_in_blocks:
             return PolicyActions(driver, policy.call, most)
         if most > 1:
@@ -158,23 +152,25 @@ class Root:
 
     def _resume(self, past: Past) -> Collector:
         """Go on from the last step that an earlier start of the run committed."""
-        from mpi_rollout.storage.untrusted import open_unmarked
+        from mpi_rollout.data.columns import columns_of
+        from mpi_rollout.storage.stored_run import StoredRun
 
         self._status.tell("running", num_steps=self._state.num_safe)
-        with open_unmarked(self._output.source) as source:  # Also when another file has taken its place.
-            start = perf_counter()
-            check_promise(past, self._facts.reproducibility, self._output.source)
-            check_infos(self._driver, source, self._output.source)
-            lost = bring_back(self._driver, past, source, self._monitor.check_stop)
+        source = self._output.source
+        with closing(StoredRun(source)) as stored:  # It stays open also when another file has taken its place.
+            columns, start = columns_of(stored), perf_counter()
+            check_promise(past, self._facts.reproducibility, source)
+            check_infos(self._driver, str(stored.attributes["spaces"]), source)
+            lost = bring_back(self._driver, past, columns, self._monitor.check_stop)
             self._state.catch_up_s = perf_counter() - start
-            if self._config.acts_on_ranks:
-                show_observations(self._driver, past, source)
-            say_resumed(self._output.source, past, self._config.num_steps, lost, self._state.catch_up_s)
+            if self._config.acts_on_ranks and self._config.has_model:
+                show_observations(self._driver, past, columns)
+            say_resumed(source, past, self._config.num_steps, lost, self._state.catch_up_s)
             collector = self._make_collector(lost)
             num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
             if isinstance(self._source, PolicyActions):
-                self._source.recall = earlier_observations(self._driver, past, source)
-            collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, source))
+                self._source.recall = earlier_observations(self._driver, past, columns)
+            collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, columns))
         return collector
 
     def _make_collector(self, lost: Mapping[int, int]) -> Collector:

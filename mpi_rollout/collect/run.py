@@ -218,12 +218,12 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
         is_surviving=config.on_rank_loss == "shrink",
         wait=config.wait,
         is_random=config.is_random,
-        has_policy=config.acts_on_ranks,
+        has_policy=config.acts_on_ranks and config.has_model,
         make_model=partial(make_model, config.policy) if kind_of_name(config.policy) == MADE else None,
         keeps_extras=config.store_extras and config.trajectories,
         infos=config.store_infos or "none",
         keeps_infos=bool(config.store_infos),
-        is_read=config.trajectories or not (config.is_random or config.acts_on_ranks),
+        is_read=config.trajectories or not config.acts_on_ranks,
     )
 
 

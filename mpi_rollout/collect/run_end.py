@@ -101,7 +101,7 @@ class RunEnd:
         config, state, tally = self._config, self._state, collector.tally
         ranks, exchange = self._lost_ranks.reports(), self._driver.lanes[0].exchange
         file = state.file.finish(Ending(utc_now(), tally.env_steps, state.seconds, ranks, state.limit, complete))
-        self._monitor.say_warnings()
+        state.file.say_warnings(as_flag)
         length = collector.lengths.longest
         return RunFigures(
             file=file,
@@ -125,12 +125,12 @@ class RunEnd:
             complete=complete,
             wrong_values=state.file.values.wrong if state.file.values is not None else [],
             mpi_library=world.library_name(),
-            order_bytes=exchange.order.nbytes_of(1 if collector.source.inference == "workers" else length),
+            order_bytes=exchange.order.nbytes_of(1 if config.acts_on_ranks else length),
             slot_bytes=length * exchange.layout.nbytes,
             lost=self._lost_ranks.all,
             slept=self._driver.exchanges.way == "sleep",
             fragment_length=length,
-            inference=collector.source.inference,
+            inference="workers" if config.acts_on_ranks else "root",
         )
 
     @staticmethod

@@ -13,7 +13,7 @@ from typing import Any
 from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError
 from mpi_rollout.process.paths import coming_back
-from mpi_rollout.storage.ownership import removed, temporary_path, why_no_file
+from mpi_rollout.storage.ownership import check_place, removed, temporary_path, why_no_file
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.text import counted, printable
 
@@ -48,20 +48,13 @@ def recover(path: str, new_path: str | None, num_steps: int | None = None, as_js
     new_path = new_path or _without_suffix(path)
     if os.path.lexists(new_path):
         raise StorageError(f"{new_path} exists; move it away or give another name: recover {quote(path)} DEST")
-    check_folder(new_path)
+    check_place("", new_path)
     temporary = temporary_path(new_path, "recovering")
     start = time.perf_counter()
     with removed(temporary):
         report = in_sandbox("mpi_rollout.storage.recovery:recover", path, new_path, temporary, num_steps)
     report["seconds"] = time.perf_counter() - start
     return [json.dumps(report)] if as_json else _report_lines(report)
-
-
-def check_folder(path: str) -> None:
-    """Raise StorageError unless the folder of a new file is there."""
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder):
-        raise StorageError(f"cannot write {path}: there is no folder {folder}; mkdir -p {quote(folder)}")
 
 
 def _without_suffix(path: str) -> str:
@@ -88,11 +81,6 @@ def _report_lines(report: Mapping[str, Any]) -> list[str]:
         f"steps         {report['num_steps']:,} of each env, as long as every dataset",
         f"episodes      {report['episodes']:,}, as they follow from rewards, ends and seeds",
     ]
-    if not report["has_checksums"]:
-        lines.append(
-            "note          an older version wrote it, with HDF5's checksums alone: a part that was lost and reads as "
-            "zeros is not found"
-        )
     if report["limits"]:
         lines.append(printable(f"recording     {report['limits']}"))
     if "replayed" in report:

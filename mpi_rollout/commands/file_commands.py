@@ -129,7 +129,7 @@ def add_export(commands: Commands) -> None:
 
 def _add_minari(kinds: Commands) -> None:
     where = "Write a data set for minari.load_dataset, where Minari looks for it: in MINARI_DATASETS_PATH, or "
-    where += "~/.minari/datasets.  Under mpirun the ranks share the work."
+    where += "~/.minari/datasets."
     parser = _add(kinds, "minari", _minari, "a Minari data set", where)
     _add_exported(parser, "replace the data set of this id when the new one is complete")
     parser.add_argument("dataset_id", metavar="ID", help="such as cartpole/random-v0")
@@ -150,8 +150,7 @@ def _add_minari(kinds: Commands) -> None:
 def _minari(options: argparse.Namespace) -> int:
     from mpi_rollout.commands.export import export_minari
 
-    if lines := export_minari(options.files, options.dataset_id, _values(options)):
-        show(lines)
+    show(export_minari(options.files, options.dataset_id, _values(options)))
     return 0
 
 

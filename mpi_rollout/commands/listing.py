@@ -3,16 +3,13 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from mpi_rollout.errors import UsageError
-from mpi_rollout.storage.ownership import is_locked
-from mpi_rollout.storage.status import read_status
+from mpi_rollout.storage.status import is_running, read_status
 from mpi_rollout.text import printable
 
 STATUS_ENDING = ".status.json"
-SILENT_S = 60.0  # A run tells how far it is twice a second, between two steps.
 COLUMNS = ("run", "state", "steps", "starts", "updated", "message")
 
 
@@ -34,7 +31,7 @@ def runs_of(folder: str) -> list[dict[str, object]]:
         raise UsageError(f"there is no folder {folder}; give the folder of --out")
     outs = [_output_of(str(path)) for path in sorted(Path(folder).glob(f"*{STATUS_ENDING}"))]
     statuses = [(out, read_status(out)) for out in outs]
-    return [{"run": out} | status | {"state": _state_of(out, status)} for out, status in statuses if status]
+    return [{"run": out} | status | _state(out, status) for out, status in statuses if status]
 
 
 def _output_of(status: str) -> str:
@@ -44,18 +41,9 @@ def _output_of(status: str) -> str:
     return next((out for out in candidates if os.path.lexists(out) or os.path.lexists(f"{out}.part")), candidates[0])
 
 
-def _state_of(out: str, status: Mapping[str, object]) -> object:
-    """Return the state that a status says; if it says "running", look whether that is still so."""
-    if status.get("state") != "running" or is_locked(f"{out}.part"):
-        return status.get("state")
-    # Some file systems have no locks, and some do not show a host the locks of another one.
-    if status.get("host") == os.uname().nodename:
-        return "running" if Path(f"/proc/{status.get('pid')}").exists() else "killed"
-    try:
-        silent_s = (datetime.now(UTC) - datetime.fromisoformat(str(status.get("updated")))).total_seconds()
-    except (TypeError, ValueError):  # It is no time.
-        return "killed"
-    return "running" if silent_s < SILENT_S else "killed"
+def _state(out: str, status: Mapping[str, object]) -> dict[str, str]:
+    """Return the state "killed" for a run that says it is running, and is not."""
+    return {"state": "killed"} if status.get("state") == "running" and not is_running(out, status) else {}
 
 
 def table(runs: Sequence[Mapping[str, object]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`render`: a stored episode once more, from its seed and actions, as a video.
+"""`render`: a stored episode once more, from its seed and actions, as a video, by the ffmpeg of imageio-ffmpeg.
 
 The env is made as for `verify --replay`: its code is never the choice of the file.  Each observation, reward and end is
 compared with what is stored, so that the video shows the episode of the file and no other.
@@ -6,38 +6,44 @@ compared with what is stored, so that the video shows the episode of the file an
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpi_rollout.collect.replay import Replay, driver_of
 from mpi_rollout.commands.consent import Consent
 from mpi_rollout.commands.replay import (
-    StoredEpisodes,
     called,
     changed_versions,
     check_failures,
     check_spaces,
+    replay_of,
 )
-from mpi_rollout.commands.video import MOST_FPS, kind_of, write_video
-from mpi_rollout.data.opening import open as open_data
-from mpi_rollout.data.run_data import RunData
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, maker_of
 from mpi_rollout.envs.faults import raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError
-from mpi_rollout.storage.checked_file import committed_resets
-from mpi_rollout.storage.untrusted import open_unmarked
-from mpi_rollout.text import counted, words_of
+from mpi_rollout.errors import DataError, EnvError, Interrupted, RolloutError, StorageError, UsageError
+from mpi_rollout.process.paths import located
+from mpi_rollout.storage.ownership import check_place, removed, temporary_path
+from mpi_rollout.storage.stored_run import StoredRun
+from mpi_rollout.text import counted, pip_install, system_words, words_of
 
 MODE = "rgb_array"
 NAMES = ("best", "worst", "longest", "first")
 FPS = 30.0  # The frames per second where the env does not say.
 HEADLESS = "for MuJoCo without a display set MUJOCO_GL to egl or osmesa"
+GIF_FILTER = "split[a][b];[a]palettegen[p];[b][p]paletteuse"  # Colours of the video itself, not a fixed set.
+OUTPUT = {
+    ".mp4": ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart", "-f", "mp4"),
+    ".gif": ("-vf", GIF_FILTER, "-f", "gif"),
+}
+MOST_FPS = {".mp4": 240.0, ".gif": 50.0}  # A GIF counts in hundredths of seconds, and viewers slow down shorter ones.
 
 
 @dataclass(frozen=True)
@@ -59,18 +65,19 @@ def render(path: str, shot: Shot, consent: Consent, as_json: bool = False) -> li
     if shot.fps is not None and not 0 < shot.fps <= MOST_FPS[".mp4"]:
         raise UsageError(f"--fps must be more than 0 and at most {MOST_FPS['.mp4']:g}, got {shot.fps:g}")
     kind = kind_of(shot.out)
-    with open_data(path) as data:
-        row = chosen(data, shot.episode, path)
-        check_can_begin(data, row, path)
-        consent.check(data.config, path)
+    with closing(StoredRun(path)) as stored:
+        stored.check_has_steps()
+        row = chosen(stored, shot.episode)
+        check_can_begin(stored, row)
+        consent.check(stored.config, path)
         if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):  # MuJoCo and pygame need one.
             os.environ.setdefault("MUJOCO_GL", "egl"), os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-        maker = maker_of(data.config)
-        with closing(_made(maker, int(row["env_index"]))) as envs, open_unmarked(data.path) as file:
-            check_spaces(data.attributes, envs)
-            replay = StoredEpisodes(file, data.config.seed).replay(driver_of(maker, envs), row)
+        maker = maker_of(stored.config)
+        with closing(_made(maker, int(row["env_index"]))) as envs:
+            check_spaces(stored, envs)
+            replay = replay_of(stored, driver_of(maker, envs), row)
             fps = shot.fps or float(envs.metadata.get("render_fps") or FPS)
-            film = write_video(_frames(envs, replay, data, row, shot.anyway), shot.out, kind, fps)
+            film = write_video(_frames(envs, replay, stored, row, shot.anyway), shot.out, kind, fps)
     difference = replay.differences.get(0)
     told = {"file": shot.out} | {name: row[name].item() for name in ("env_index", "start", "length", "return", "seed")}
     told["return"] = told["return"] if np.isfinite(told["return"]) else None
@@ -79,9 +86,9 @@ def render(path: str, shot: Shot, consent: Consent, as_json: bool = False) -> li
     return [json.dumps(told)] if as_json else _lines(told)
 
 
-def chosen(data: RunData, which: str, path: str) -> np.void:
+def chosen(stored: StoredRun, which: str) -> np.void:
     """Return the row of the episode that is meant: of those that ended, if any has; one that failed by number only."""
-    rows = np.concatenate([data.episodes, data.unfinished])
+    rows = np.concatenate([stored.ended, stored.unfinished()])
     if which not in NAMES:
         if not (which.isascii() and which.isdigit() and int(which) < len(rows)):
             numbers = f" or a row of its {counted(len(rows), 'episode')}, from 0 on" if len(rows) else ""
@@ -95,7 +102,7 @@ def chosen(data: RunData, which: str, path: str) -> np.void:
     if which in ("best", "worst"):
         candidates = candidates[np.isfinite(candidates["return"])]
     if not len(candidates):
-        raise UsageError(f"--episode {which}: {path} has no such episode")
+        raise UsageError(f"--episode {which}: {stored.path} has no such episode")
     order = {
         "best": -candidates["return"],
         "worst": candidates["return"],
@@ -105,17 +112,16 @@ def chosen(data: RunData, which: str, path: str) -> np.void:
     return candidates[np.lexsort((candidates["env_index"], candidates["start"], order))[0]]
 
 
-def check_can_begin(data: RunData, row: np.void, path: str) -> None:
+def check_can_begin(stored: StoredRun, row: np.void) -> None:
     """Raise UsageError if an episode cannot be taken again by itself in one env."""
-    mode = data.config.vectorization_mode
+    mode, resets = stored.config.vectorization_mode, stored.resets
     if mode != "sync":
-        raise UsageError(f"render: {path} is of natively vectorized envs (--vectorization-mode {mode}), without frames")
+        envs = f"natively vectorized envs (--vectorization-mode {mode})"
+        raise UsageError(f"render: {stored.path} is of {envs}, without frames")
     if row["length"] == 0:
         raise UsageError(f"render: {called(row)} has no step: its env failed as it began")
     if row["seed"] < 0:
         raise UsageError(f"render: {called(row)} was begun without a seed of its own, and cannot be taken again")
-    with open_unmarked(data.path) as file:
-        resets = committed_resets(file)
     if resets is not None:
         here = resets[(resets["env_index"] == row["env_index"]) & (resets["step"] == row["start"])]
         if here["options"].any():
@@ -157,7 +163,7 @@ def _takes_mode(factory: Any) -> bool:
     return "render_mode" in parameters or any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
 
 
-def _frames(envs: LoopVectorEnv, replay: Replay, data: RunData, row: np.void, anyway: bool) -> Iterator[np.ndarray]:
+def _frames(envs: LoopVectorEnv, replay: Replay, stored: StoredRun, row: np.void, anyway: bool) -> Iterator[np.ndarray]:
     """Yield the frames of an episode; DataError at the first difference from what is stored, unless `anyway`."""
     replay.begin()
     check_failures(envs)
@@ -167,10 +173,9 @@ def _frames(envs: LoopVectorEnv, replay: Replay, data: RunData, row: np.void, an
         check_failures(envs)
         yield _frame(envs)
     if replay.differences and not anyway:
-        versions = changed_versions(json.loads(data.attributes["versions"]))
         raise DataError(
-            f"{data.path}: {called(row)} differs in its step {replay.differences[0]}{versions}; --anyway films "
-            "what the env does here"
+            f"{stored.path}: {called(row)} differs in its step {replay.differences[0]}{changed_versions(stored)}; "
+            "--anyway films what the env does here"
         )
 
 
@@ -199,3 +204,81 @@ def _lines(told: Mapping[str, Any]) -> list[str]:
         f"episode       env {told['env_index']}, from step {told['start']:,} on, {outcome}, seed {told['seed']}",
         f"replay        {same}",
     ]
+
+
+class Film(NamedTuple):
+    """What was written."""
+
+    num_frames: int
+    width: int
+    height: int
+    fps: float
+
+
+def kind_of(path: str) -> str:
+    """Return the suffix of a video's name.
+
+    UsageError if it can be no video, or the package that writes them is missing; StorageError if no file can be written
+    there.
+    """
+    kind = os.path.splitext(path)[1].lower()
+    if kind not in OUTPUT:
+        raise UsageError(f"--out must end with {' or '.join(OUTPUT)}, got {path!r}")
+    check_place("out", path)
+    try:
+        import imageio_ffmpeg  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"render needs imageio-ffmpeg; {pip_install('[video]')}") from error
+    return kind
+
+
+def write_video(frames: Iterator[np.ndarray], path: str, kind: str, fps: float) -> Film:
+    """Write frames (height, width, 3) of uint8; the file gets its name when it is whole.
+
+    `imageio_ffmpeg.write_frames` would not tell that ffmpeg has failed.  EnvError if a frame has another size than the
+    first one, StorageError if the video cannot be written, Interrupted if somebody asked to stop.
+    """
+    place = located(path)  # An env may have changed the current folder.
+    temporary, fps = temporary_path(place, "rendering"), min(fps, MOST_FPS[kind])
+    try:
+        with removed(temporary):
+            film = _write(frames, temporary, kind, fps)
+            os.replace(temporary, place)
+            return film
+    except KeyboardInterrupt:
+        raise Interrupted(f"--out {path}: stopped before the video was whole; nothing was written") from None
+    except OSError as error:
+        raise StorageError(f"--out {path}: cannot write the video: {system_words(error)}") from error
+
+
+def _write(frames: Iterator[np.ndarray], path: str, kind: str, fps: float) -> Film:
+    from imageio_ffmpeg import get_ffmpeg_exe
+
+    first, num_frames = next(frames), 0
+    height, width = first.shape[:2]
+    padding = (0, height % 2), (0, width % 2), (0, 0)  # The codec halves the sides of colours.
+    size = f"{width + width % 2}x{height + height % 2}"
+    source = ("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", f"{fps:g}", "-i", "-")
+    command = [get_ffmpeg_exe(), "-y", "-loglevel", "error", *source, *OUTPUT[kind], path]
+    ffmpeg = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert ffmpeg.stdin is not None
+    try:
+        for frame in chain([first], frames):
+            if frame.shape != first.shape:
+                raise EnvError(
+                    f"render: a frame of {frame.shape[1]} x {frame.shape[0]} follows one of {width} x {height}"
+                )
+            try:
+                ffmpeg.stdin.write(np.pad(frame, padding, "edge").tobytes())
+            except BrokenPipeError:  # It says below why it has ended.
+                break
+            num_frames += 1
+        _, words = ffmpeg.communicate()
+    except BaseException:  # Nobody wants the video.
+        ffmpeg.kill()
+        ffmpeg.communicate()
+        raise
+    if ffmpeg.returncode:
+        lines = [line.strip() for line in words.decode(errors="replace").splitlines() if line.strip()]
+        raise OSError(lines[-1] if lines else "ffmpeg does not say why")
+    return Film(num_frames, width, height, fps)

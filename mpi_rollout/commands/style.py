@@ -11,7 +11,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpi_rollout.errors import StorageError, UsageError
-from mpi_rollout.text import system_words
+from mpi_rollout.text import pip_install, system_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ def new_figure(what: str, height: float) -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UsageError(f"{what} needs matplotlib; pip install 'mpi_rollout[plots]'") from error
+        raise UsageError(f"{what} needs matplotlib; {pip_install('[plots]')}") from error
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 

@@ -5,41 +5,40 @@ Another format is one more row of it, and a module of `mpi_rollout.policies` tha
 
 from typing import NamedTuple
 
-RANDOM, CALLED, MADE, FILE = "random", "called", "made", "file"
+RANDOM, CALLED, MADE = "random", "called", "made"
 MAKE_POLICY = "make_policy"
 
 
 class Format(NamedTuple):
     """A format of policy files."""
 
-    suffixes: tuple[str, ...]  # What such files usually end in.
+    suffixes: tuple[str, ...]
     writer: str
     loader: str  # The module of `mpi_rollout.policies` that has a function `load`.
     extra: str  # An extra of this package.
     package: str  # What the extra brings.
-    members: tuple[frozenset[str], ...] = ()  # A zip with all of one of these has this format; * is any one folder.
-    begins: bytes = b"PK"  # What files begin with.
+    is_code: bool = False  # Its loader executes what a file says.
 
 
-ZIP_OF_SB3 = frozenset({"policy.pth", "data"})
-PROGRAM, OLD_PROGRAM = frozenset({"*/archive_format"}), frozenset({"serialized_exported_program.json"})
-SCRIPT = frozenset({"*/data.pkl", "*/code/"})
 FORMATS = {
-    "sb3": Format((".zip",), "Stable-Baselines3", "sb3", "sb3", "stable_baselines3", (ZIP_OF_SB3,)),
-    "pt2": Format((".pt2",), "torch.export", "torch_models", "torch", "torch", (PROGRAM, OLD_PROGRAM)),
-    "onnx": Format((".onnx",), "ONNX", "onnx_models", "onnx", "onnxruntime", begins=b"\x08"),  # Its format's version.
-    "torchscript": Format((".pt", ".pth"), "TorchScript", "torch_models", "torch", "torch", (SCRIPT,)),
+    "sb3": Format((".zip",), "Stable-Baselines3", "sb3", "sb3", "stable_baselines3"),
+    "onnx": Format((".onnx",), "ONNX", "onnx_models", "onnx", "onnxruntime"),
+    "pt2": Format((".pt2",), "torch.export", "torch_models", "torch", "torch", is_code=True),
+    "torchscript": Format((".pt", ".pth"), "TorchScript", "torch_models", "torch", "torch", is_code=True),
 }
-SUFFIXES = tuple(suffix for form in FORMATS.values() for suffix in form.suffixes)
-FILES = ", ".join(f"FILE{form.suffixes[0]} of {form.writer}" for form in FORMATS.values())
+SUFFIXES = {suffix: kind for kind, form in FORMATS.items() for suffix in form.suffixes}
+FILES = ", ".join(
+    f"FILE{form.suffixes[0]} of {form.writer}" + " (with --trust-policy)" * form.is_code for form in FORMATS.values()
+)
 
 
 def kind_of_name(policy: str) -> str:
-    """Classify the value of `--policy`: "random", a "file", a callable, or made by `make_policy`."""
+    """Classify the value of `--policy`: a key of FORMATS, RANDOM, CALLED, or MADE by `make_policy`."""
     if policy == RANDOM:
         return RANDOM
-    if policy.lower().endswith(SUFFIXES):
-        return FILE
+    for suffix, kind in SUFFIXES.items():
+        if policy.lower().endswith(suffix):
+            return kind
     return MADE if is_maker(policy) else CALLED
 
 

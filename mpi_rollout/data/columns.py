@@ -59,6 +59,11 @@ class Column:
         return f"<{self.name}: {self.dtype}, shape {self.shape}, in {self._source.path}>"
 
 
+def columns_of(source: StoredRun) -> dict[str, Column]:
+    """Return all columns of a file by their names."""
+    return {name: Column(source, name) for name in source.leaves}
+
+
 def _keys(key: Index | tuple[Index, ...], num_axes: int) -> tuple[Index, ...]:
     """Return an index for each axis: what `...` stands for is written out."""
     keys = key if isinstance(key, tuple) else (key,)

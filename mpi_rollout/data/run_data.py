@@ -55,6 +55,7 @@ class RunData:
 
     def __init__(self, path: str):
         self._source = StoredRun(path)
+        self._source.check_has_steps()
         attributes, names = self._source.attributes, self._source.leaves
         self.num_envs, self.seed, self.env_id = self.config.num_envs, self.config.seed, self.config.env
         self.env_spec = text(attributes, "env_spec")
@@ -137,8 +138,7 @@ class RunData:
         Those that were under way at the end are in `unfinished`; `inspect` counts both.  The columns are env_index,
         start, length, return, seed, terminated, truncated, faulted.
         """
-        rows = self._source.episodes
-        return rows[rows["terminated"] | rows["truncated"]]
+        return self._source.ended
 
     @cached_property
     def unfinished(self) -> np.ndarray:

@@ -1,35 +1,32 @@
-"""The root's host: HDF5, what dead jobs have left, extras, an env, and the file system of the output.
+"""The root's host: versions, SLURM, the file system of the output, what dead jobs have left, an env.
 
 What dead jobs have left is reported; nothing is deleted.
 """
 
-import fcntl
-import importlib.metadata
 import os
+import shutil
 import statistics
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from importlib.util import find_spec
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
-from shlex import quote
 from time import perf_counter, time
+from typing import IO
 
 import numpy as np
 
-from mpi_rollout.core.policy_kinds import FORMATS
+from mpi_rollout.config import versions
 from mpi_rollout.core.spaces import leaves
-from mpi_rollout.doctor.probe import BAD, FILES, LAUNCH, OK, WARN, Finding, Reporter, first_few, warning_if
-from mpi_rollout.doctor.world import judge_slurm
-from mpi_rollout.envs.bare import time_steps
-from mpi_rollout.storage.ownership import acquire
-from mpi_rollout.text import first_line
+from mpi_rollout.doctor.findings import OK, WARN, Finding, Report, first_few, warning_if
+from mpi_rollout.envs.bare import make_bare
+from mpi_rollout.envs.env_maker import EnvMaker
+from mpi_rollout.errors import StorageError
+from mpi_rollout.exchange.world import claimed_local_size
+from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
+from mpi_rollout.storage.ownership import check_place
+from mpi_rollout.storage.sandbox import why_not_followed
+from mpi_rollout.storage.schema import libraries
 
-EXTRAS = (
-    *("mujoco", "ale_py", "matplotlib"),
-    *dict.fromkeys(form.package for form in FORMATS.values()),
-    *("minari", "envpool", "hdf5plugin", "imageio_ffmpeg"),
-)
 SHARED_MEMORY = Path("/dev/shm")
 SEGMENTS = (
     *("mpich_shm_*", "vader_segment.*", "sm_segment.*", "ompi.*", "ompi_*", "pmix-*", "gds_shmem*", "psm*_shm*"),
@@ -38,73 +35,53 @@ SEGMENTS = (
 SESSIONS = ("ompi.*", "prte.*", "openmpi-sessions-*", "pmix-*")
 SHM_BYTES_PER_RANK = 16 * 2**20  # Open MPI's segment; MPICH's are smaller.
 YOUNG_S = 60.0  # A segment can be made before it is mapped.
-PROBE_NBYTES, PIECE_NBYTES, WRITE_S = 64 * 2**20, 4 * 2**20, 1.5
+PIECE_NBYTES, NUM_PIECES, NUM_FSYNCS, WRITE_S = 16 * 2**20, 4, 10, 1.0
 SLOW_MB_PER_S, SLOW_FSYNC_MS = 20.0, 100.0
-LEAST_FREE_BYTES, LEAST_FREE_INODES = 2**30, 1000
 KINDS = {  # First letters of file systems' types, and what runs make of them.
     ("nfs", "cifs", "smb", "9p", "sshfs", "afs"): (
         WARN,
         "write to a local or parallel file system and copy the file when complete: SWMR needs POSIX writes",
     ),
     ("tmpfs", "ramfs"): (WARN, "it is memory: copy the file before the machine is given back"),
-    ("lustre", "gpfs", "beegfs", "ceph", "wekafs"): (OK, "see the line on locks; stripe large files"),
+    ("lustre", "gpfs", "beegfs", "ceph", "wekafs"): (OK, "stripe large files; Lustre has locks if mounted with flock"),
 }
-_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 
 
-def examine_host(report: Reporter, folder: str, env_id: str | None) -> None:
+def examine_host(report: Report, folder: str, env_id: str | None) -> None:
     """Examine this host as the root of a run."""
-    report.check("slurm", "start the doctor again", LAUNCH, lambda: judge_slurm(os.environ))
-    report.check("HDF5", "pip install --force-reinstall h5py", LAUNCH, judge_hdf5)
-    advice = "choose another folder by --out; delete .mpi_rollout-doctor-* in it, if there is one"
-    report.check("folder", advice, FILES, lambda: judge_folder(folder))
-    advice = "ask whoever runs this machine about /dev/shm"
-    report.check("shared memory", advice, LAUNCH, lambda: [judge_shared_memory(SHARED_MEMORY)])
-    report.check("segments", "look into /dev/shm", LAUNCH, lambda: [judge_segments(SHARED_MEMORY)])
-    report.check("sessions", "look into TMPDIR", LAUNCH, lambda: [judge_sessions(Path(tempfile.gettempdir()))])
-    report.check("extras", "look at pip list", LAUNCH, judge_extras)
+    checks: dict[str, tuple[str, Callable[[], Finding | None]]] = {  # What to do if it fails, and the check.
+        "versions": ("pip install --force-reinstall h5py", judge_versions),
+        "slurm": ("start the doctor again", lambda: judge_slurm(os.environ)),
+        "shared memory": ("ask whoever runs this machine about it", lambda: judge_shared_memory(SHARED_MEMORY)),
+        "segments": (f"look into {SHARED_MEMORY}", lambda: judge_segments(SHARED_MEMORY)),
+        "sessions": ("look into TMPDIR", lambda: judge_sessions(Path(tempfile.gettempdir()))),
+        "folder": ("choose another folder by --out", lambda: judge_folder(folder)),
+        "disk": ("choose another folder by --out", lambda: judge_speed(folder)),
+        "SWMR": ("choose a local or parallel file system", lambda: judge_reading(folder)),
+    }
     if env_id is not None:
-        advice = "try the env without MPI: gymnasium.make, reset and step in a Python of this environment"
-        report.check("env", advice, LAUNCH, lambda: judge_env(env_id))
-    report.done()
+        checks["env"] = ("try it without MPI: gymnasium.make, reset and step", lambda: judge_env(env_id))
+    for name, (advice, judge) in checks.items():
+        if name not in ("disk", "SWMR") or not report.is_bad("folder"):
+            with report.check(name, advice):
+                report.add(judge())
 
 
-def judge_hdf5() -> Iterator[Finding]:
-    """Name the versions of h5py and HDF5."""
-    from mpi_rollout.storage.schema import libraries
-
-    versions = libraries()
-    yield Finding("HDF5", f"h5py {versions['h5py']}, HDF5 {versions['hdf5']}")
+def judge_versions() -> Finding:
+    """Name the versions of what a run needs besides MPI."""
+    return Finding("versions", ", ".join(f"{name} {value}" for name, value in (versions() | libraries()).items()))
 
 
-def judge_extras() -> Iterator[Finding]:
-    """Name the optional packages, without importing them: some take seconds."""
-    installed, absent = [], []
-    for name in EXTRAS:
-        try:
-            installed.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            installed += [f"{name} (version unknown)"] * bool(find_spec(name))
-            absent += [name] * (not find_spec(name))
-    yield Finding("extras", f"{', '.join(installed) or 'none'}; not installed: {', '.join(absent) or 'none'}")
-
-
-def judge_env(env_id: str) -> Iterator[Finding]:
-    """Make one env and step it with random actions for a second."""
-    from mpi_rollout.envs.env_maker import EnvMaker
-
-    env = EnvMaker(env_id)()
-    try:
-        nbytes = sum(leaf.nbytes for leaf in leaves(env.observation_space))
-        step_s, reset_s = time_steps(env)
-    finally:
-        env.close()
-    step_us = float(step_s.mean()) * 1e6
-    summary = f"{env_id}: {step_us:,.1f} us per step, observations of {nbytes:,} bytes"
-    if len(reset_s):
-        reset_us = reset_s.mean() * 1e6
-        summary += f", {reset_us:,.1f} us per reset after {len(step_s) / len(reset_s):,.0f} steps on average"
-    yield Finding("env", summary, figures={"env_step_us": step_us, "observation_bytes": nbytes})
+def judge_slurm(environ: Mapping[str, str]) -> Finding | None:
+    """Check the SLURM job, if there is one."""
+    if "SLURM_JOB_ID" not in environ:
+        return None
+    names = ("NTASKS", "CPUS_PER_TASK", "JOB_NUM_NODES", "MPI_TYPE", "CPU_BIND")
+    settings = [f"{name.lower()} {environ['SLURM_' + name]}" for name in names if environ.get("SLURM_" + name)]
+    per_task = environ.get("SLURM_CPUS_PER_TASK")
+    advice = f"export SRUN_CPUS_PER_TASK={per_task}: srun of SLURM 22.05 to 23.02 does not take it from the job"
+    is_lost = bool(per_task) and "SRUN_CPUS_PER_TASK" not in environ
+    return warning_if(is_lost, "slurm", ", ".join([f"job {environ['SLURM_JOB_ID']}", *settings]), advice)
 
 
 def judge_shared_memory(folder: Path) -> Finding:
@@ -112,13 +89,11 @@ def judge_shared_memory(folder: Path) -> Finding:
     if not folder.is_dir():
         advice = f"mount a tmpfs on {folder}: MPI on one host uses it"
         return warning_if(True, "shared memory", f"no {folder}", advice)
-    status = os.statvfs(folder)
-    free, total = (blocks * status.f_frsize for blocks in (status.f_bavail, status.f_blocks))
-    sizes = [int(os.environ[name]) for name in _LOCAL_SIZES if os.environ.get(name, "").isdigit()]
-    needed = SHM_BYTES_PER_RANK * max([1, *sizes])
-    room = f"{free / 1e6:,.0f} MB free of {total / 1e6:,.0f} in {folder}"
+    usage = shutil.disk_usage(folder)
+    needed = SHM_BYTES_PER_RANK * claimed_local_size()
+    room = f"{usage.free / 1e6:,.0f} MB free of {usage.total / 1e6:,.0f} in {folder}"
     advice = f"make room for {needed / 1e6:,.0f} MB: delete leftovers, or docker run --shm-size=1g"
-    return warning_if(free < needed, "shared memory", room, advice, shm_free_bytes=free)
+    return warning_if(usage.free < needed, "shared memory", room, advice, shm_free_bytes=usage.free)
 
 
 def judge_segments(folder: Path) -> Finding:
@@ -140,8 +115,7 @@ def judge_sessions(folder: Path) -> Finding:
 
     Open MPI 5 names them so; `prte.HOST.UID` ends in a user id instead.
     """
-    names = [path.name for path in _own(folder, SESSIONS) if path.is_dir()]
-    ids = {name: name.partition(".")[2] for name in names}
+    ids = {path.name: path.name.partition(".")[2] for path in _own(folder, SESSIONS) if path.is_dir()}
     dead = sorted(name for name, number in ids.items() if number.isdigit() and not Path("/proc", number).exists())
     found = f"no folders of dead launchers in {folder}"
     if dead:
@@ -174,34 +148,14 @@ def paths_in_use(folder: Path) -> set[str]:
     return paths
 
 
-def judge_folder(folder: str) -> Iterator[Finding]:
-    """Yield all findings on a folder; if nobody can write to it, that one alone."""
-    if refusal := judge_access(folder):
-        yield refusal
-        return
+def judge_folder(folder: str) -> Finding:
+    """Say what runs make of the folder's file system; StorageError if they cannot write there."""
+    check_place("out", os.path.join(folder, "rollout.h5"))
     point, kind = mount_of(folder, Path("/proc/self/mounts").read_text())
-    judgements = [judgement for prefixes, judgement in KINDS.items() if kind.startswith(prefixes)]
-    yield Finding("folder", f"{os.path.abspath(folder)} on {kind} ({point})", *next(iter(judgements), (OK, "")))
-    room = judge_room(folder)
-    yield room
-    if room.figures["free_bytes"] > 4 * PROBE_NBYTES:
-        yield judge_speed(folder)
-    yield judge_locks(folder)
-    yield judge_reading(folder)
-
-
-def judge_access(folder: str) -> Finding | None:
-    """Try to make a file, since a file system can be read-only whatever the access rights say; None if that works."""
-    if not os.path.isdir(folder):
-        if os.path.lexists(folder):
-            return Finding("folder", f"{folder} is no folder", BAD, "give the folder of the output")
-        return Finding("folder", f"{folder} does not exist", BAD, f"mkdir -p {quote(folder)}")
-    try:
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        advice = "choose a folder that you can write to: --out FOLDER here, --out FOLDER/NAME.h5 in runs"
-        return Finding("folder", f"cannot write to {os.path.abspath(folder)}: {error.strerror}", BAD, advice)
-    return None
+    state, advice = next((judgement for prefixes, judgement in KINDS.items() if kind.startswith(prefixes)), (OK, ""))
+    free = shutil.disk_usage(folder).free
+    found = f"{os.path.abspath(folder)} on {kind} ({point}), {free / 1e9:,.1f} GB free"
+    return Finding("folder", found, state, advice, {"free_bytes": free})
 
 
 def mount_of(folder: str, mounts: str) -> tuple[str, str]:
@@ -218,70 +172,44 @@ def mount_of(folder: str, mounts: str) -> tuple[str, str]:
     return point, kinds[point]
 
 
-def judge_room(folder: str) -> Finding:
-    """Check whether the file system has room for data, and for files."""
-    status = os.statvfs(folder)
-    free = status.f_bavail * status.f_frsize
-    room, advice = f"{free / 1e9:,.1f} GB free of {status.f_blocks * status.f_frsize / 1e9:,.1f}", ""
-    if free < LEAST_FREE_BYTES:
-        advice = f"make room in {folder}, or choose another --out"
-    elif status.f_files and status.f_favail < LEAST_FREE_INODES:
-        room += f", room for {status.f_favail} files more"
-        advice = f"delete files on the file system of {folder}"
-    return warning_if(bool(advice), "room", room, advice, free_bytes=free)
-
-
 def judge_speed(folder: str) -> Finding:
     """Measure the rate of writing and the time of an fsync.  The file has no name, so nothing is left of it."""
+    piece = np.random.default_rng(0).bytes(PIECE_NBYTES)  # Zeros would be compressed or not stored.
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        piece = np.random.default_rng(0).bytes(PIECE_NBYTES)  # Zeros would be compressed or not stored.
-        written, start = 0, perf_counter()
-        while written < PROBE_NBYTES and perf_counter() - start < WRITE_S:
-            written += file.write(piece)
-        os.fsync(file.fileno())
-        rate = written / (perf_counter() - start) / 1e6
-        fsyncs_ms: list[float] = []
-        start = perf_counter()
-        while len(fsyncs_ms) < 10 and perf_counter() - start < WRITE_S / 2:
-            before = perf_counter()
-            file.write(piece[:4096])
-            os.fsync(file.fileno())
-            fsyncs_ms.append((perf_counter() - before) * 1e3)
-    fsync_ms = statistics.median(fsyncs_ms)
+        seconds = _sync_seconds(file, piece, NUM_PIECES)
+        fsync_ms = 1e3 * statistics.median(_sync_seconds(file, piece[:4096], NUM_FSYNCS))
+    rate = PIECE_NBYTES / statistics.mean(seconds) / 1e6
     speed = f"{rate:,.0f} MB/s written and on disk, {fsync_ms:.1f} ms per fsync"
     advice = "write to a faster file system, or --no-trajectories"
     is_slow = rate < SLOW_MB_PER_S or fsync_ms > SLOW_FSYNC_MS
     return warning_if(is_slow, "disk", speed, advice, write_mb_per_s=rate, fsync_ms=fsync_ms)
 
 
-def judge_locks(folder: str) -> Finding:
-    """Check whether files can be locked, as HDF5 and runs do."""
-    setting = os.environ.get("HDF5_USE_FILE_LOCKING", "")
-    found = "work"
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # As HDF5 does.
-            acquire(file.fileno())  # As runs do.
-    except OSError as error:
-        found = f"none: {error.strerror}"
-    advice = (
-        "start one run at a time on an --out, and export HDF5_USE_FILE_LOCKING=FALSE for other programs of HDF5; "
-        "or have it mounted with locks (Lustre: flock)"
-    )
-    is_bad = found != "work" and setting.upper() not in ("FALSE", "BEST_EFFORT", "0")
-    return warning_if(is_bad, "locks", found + (f", HDF5_USE_FILE_LOCKING={setting}" if setting else ""), advice)
+def _sync_seconds(file: IO[bytes], data: bytes, most: int) -> list[float]:
+    """Write data to the disk several times, for `WRITE_S` at most; return the seconds of each."""
+    seconds: list[float] = []
+    while len(seconds) < most and sum(seconds) < WRITE_S:
+        before = perf_counter()
+        file.write(data)
+        os.fsync(file.fileno())
+        seconds.append(perf_counter() - before)
+    return seconds
 
 
 def judge_reading(folder: str) -> Finding:
     """Check whether another process can read an HDF5 file while it is written, as `inspect` does."""
-    from mpi_rollout.storage.sandbox import why_not_followed
-
     with tempfile.TemporaryDirectory(prefix=".mpi_rollout-doctor-", dir=folder) as probe:
-        try:
-            why_not = why_not_followed(os.path.join(probe, "probe.h5"))
-        except Exception as error:
-            return Finding("SWMR", f"cannot write: {first_line(error)}", BAD, "choose a local or parallel file system")
-    if why_not:
-        words = f"another process cannot read what is written: {why_not}"
-        return Finding("SWMR", words, BAD, "choose a local or parallel file system")
+        if why_not := why_not_followed(os.path.join(probe, "probe.h5")):
+            raise StorageError(f"another process cannot read what is written: {why_not}")
     return Finding("SWMR", "another process reads what is written, while it is written")
+
+
+def judge_env(env_id: str) -> Finding:
+    """Make one env and step it with random actions for a second."""
+    make = EnvMaker(env_id)
+    with closing(make()) as env:
+        nbytes, space = sum(leaf.nbytes for leaf in leaves(env.observation_space)), env.action_space
+    policy = RandomPolicy(space, range(1), 0)
+    rate = make_bare(make, range(1), 0, [policy.at(step) for step in range(BLOCK_STEPS)])(1.0)
+    found = f"{env_id}: {1e6 / rate:,.1f} us per step with its resets, observations of {nbytes:,} bytes"
+    return Finding("env", found, figures={"env_step_us": 1e6 / rate, "observation_bytes": nbytes})

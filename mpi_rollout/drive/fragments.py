@@ -72,13 +72,10 @@ def prepare_lengths(config: RolloutConfig, driver: Driver) -> FragmentLengths:
     exchange = max((lane.exchange for lane in driver.lanes), key=lambda exchange: exchange.layout.nbytes)
     row_nbytes, num_ranks = exchange.layout.nbytes, driver.exchanges.num_slots
     asked, seconds = config.fragment_length, FRAGMENT_S if config.fragment_length == AUTO else None
-    # An order that is sent again, to the ranks that are left, has no second message with actions.
-    is_surviving_by_order = config.on_rank_loss == "shrink" and config.policy_on == "root"
-    is_by_order = not (config.is_random or config.acts_on_ranks) or is_surviving_by_order
     if asked == AUTO:
         held_nbytes = row_nbytes + actions_nbytes(leaves(driver.action_space), exchange.partition.capacity)
         auto = auto_length(held_nbytes, num_ranks, counts_only=not exchange.layout.observations)
-        length = 1 if is_by_order else min(auto, config.num_steps)
+        length = min(auto, config.num_steps) if config.acts_on_ranks else 1
     else:
         length = min(int(asked), config.num_steps)
         driver.check_room(f"--fragment-length {asked}", length)

@@ -89,14 +89,18 @@ def infos_of(lanes: Sequence[Lane], num_steps: int = 1) -> list[Info]:
     DataError
         What envs say does not fit into one dict, or cannot be read here.
     """
+    taken = [lane.exchange.infos.take() for lane in lanes]
+    columns = lanes[0].exchange.layout.infos
+    if not columns and not any(taken):  # The usual case.
+        return [{} for _ in range(num_steps)]
     parts: list[list[tuple[slice, Info]]] = [[] for _ in range(num_steps)]
     start = 0
-    for lane in lanes:
-        for row, envs, infos in lane.exchange.infos.take():
+    for lane, of_lane in zip(lanes, taken, strict=True):
+        for row, envs, infos in of_lane:
             parts[row].append((slice(start + envs.start, start + envs.stop), infos))
         start += lane.num_envs
     merged = [merge_infos(start, parts_of_step) if parts_of_step else {} for parts_of_step in parts]
-    for index, leaf in enumerate(lanes[0].exchange.layout.infos):
+    for index, leaf in enumerate(columns):
         pairs = [(lane.exchange, lane.exchange.columns.info_arrays[index]) for lane in lanes]
         for row in range(num_steps):
             values, mask = (

@@ -1,4 +1,4 @@
-"""How fast envs are with nothing around them: the limit of a run, and the times of one env's steps and resets.
+"""How fast envs are with nothing around them: the limit of a run.
 
 A bare loop is what a person writes to learn how fast an env is: `gymnasium.make`, a list of actions, `env.step`, and
 `env.reset` where an episode ended.  Nothing is kept, sent or written.
@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -26,9 +25,6 @@ from mpi_rollout.text import words_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-WINDOW_S = 1.0
-_LEAST_STEPS, _WARM_UP_STEPS = 20, 5
 
 
 def make_bare(make: EnvMaker, indices: range, seed: int, actions: Sequence[Tree]) -> Callable[[float], float]:
@@ -144,26 +140,3 @@ class Limit:
         policy = RandomPolicy(self._action_space, self._envs, self._config.seed)
         rows = [policy.at(step) for step in range(BLOCK_STEPS)]
         return make_bare(maker_of(self._config), self._envs, self._config.seed, rows)
-
-
-def time_steps(env: gymnasium.Env, seed: int = 0, window_s: float = WINDOW_S) -> tuple[np.ndarray, np.ndarray]:
-    """Step an env with random actions for some seconds.
-
-    Return the seconds of each step, in order, without the first few, and of each reset but the first.
-    """
-    seeds = episode_seeds(seed, 0)
-    env.action_space.seed(seed)
-    env.reset(seed=next(seeds))
-    steps: list[float] = []
-    resets: list[float] = []
-    begin = perf_counter()
-    while len(steps) < _LEAST_STEPS + _WARM_UP_STEPS or perf_counter() - begin < window_s:
-        action = env.action_space.sample()
-        before = perf_counter()
-        _, _, terminated, truncated, _ = env.step(action)
-        after = perf_counter()
-        steps.append(after - before)
-        if terminated or truncated:
-            env.reset(seed=next(seeds))
-            resets.append(perf_counter() - after)
-    return np.array(steps[_WARM_UP_STEPS:]), np.array(resets)

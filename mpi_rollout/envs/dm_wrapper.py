@@ -20,11 +20,10 @@ from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.faults import Begun, Outcome
 from mpi_rollout.envs.inputs import OptionsOfOne
 from mpi_rollout.errors import UsageError
-from mpi_rollout.text import first_line
+from mpi_rollout.text import first_line, pip_install
 
 GENERATORS = (np.random.RandomState, np.random.Generator, random.Random)
 INNER_NAMES = ("_env", "env", "_environment")  # What wrappers call the env inside: dm_control's, shimmy's, Acme's.
-INSTALL = "pip install 'mpi_rollout[dm]'"
 
 
 def is_dm_env(made: object) -> bool:
@@ -39,7 +38,7 @@ def wrapped(made: Any, name: str) -> "DmEnv":
         return DmEnv(made, name)
     except ImportError as error:
         raise UsageError(
-            f"{name} is a dm_env.Environment, which shimmy wraps: {first_line(error)}; {INSTALL}"
+            f"{name} is a dm_env.Environment, which shimmy wraps: {first_line(error)}; {pip_install('[dm]')}"
         ) from error
     except (NotImplementedError, TypeError) as error:
         problem = f"{name} is a dm_env.Environment with a spec that shimmy makes no space of: {first_line(error)}"
@@ -50,7 +49,9 @@ def of_unknown_mujoco(error: AttributeError) -> str:
     """Say what to do where dm_control is older than MuJoCo, whose structs have changed; "" for other errors."""
     if "dm_control" not in sys.modules or not str(error).startswith(("'MjModel' object", "'MjData' object")):
         return ""
-    return f"{error}; dm_control {version('dm_control')} does not know MuJoCo {version('mujoco')}; {INSTALL}"
+    return (
+        f"{error}; dm_control {version('dm_control')} does not know MuJoCo {version('mujoco')}; {pip_install('[dm]')}"
+    )
 
 
 class DmEnv(gymnasium.Env):

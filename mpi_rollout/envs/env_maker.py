@@ -28,12 +28,13 @@ from mpi_rollout.errors import Option, RolloutError, UsageError
 from mpi_rollout.exchange.world import claimed_local_size
 from mpi_rollout.process.host import library_threads, share_of_cores
 from mpi_rollout.process.paths import load_callable
-from mpi_rollout.text import first_line, shortened
+from mpi_rollout.text import first_line, pip_install, shortened
 
 Kwargs = Mapping[str, Any]
 EnvFunction = Callable[..., gymnasium.Env]
 Env = str | EnvSpec | EnvFunction
 Made = TypeVar("Made")
+ENV, FACTORY = Option("env"), Option("env_factory")
 
 # What ids and error messages name, and the extra that brings it.
 EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "shimmy": "dm", "dm_control": "dm"}
@@ -42,12 +43,12 @@ HIGHWAY_IDS = ("highway-", "merge-", "roundabout-", "parking-", "intersection-",
 ROBOTICS_IDS = ("Fetch", "HandReach", "HandManip", "Adroit", "AntMaze", "PointMaze", "FrankaKitchen")
 # How ids of well-known packages begin: the module that registers them, and what pip installs.
 _REGISTERED_BY: dict[tuple[str, ...], tuple[str, str]] = {
-    ("ALE/",): ("ale_py", "'mpi_rollout[atari]'"),
+    ("ALE/",): ("ale_py", "[atari]"),
     ("MiniGrid-", "BabyAI-"): ("minigrid", "minigrid"),
     HIGHWAY_IDS: ("highway_env", "highway-env"),
     ROBOTICS_IDS: ("gymnasium_robotics", "gymnasium-robotics"),
     ("Panda",): ("panda_gym", "panda-gym"),
-    ("dm_control/",): ("shimmy", "'mpi_rollout[dm]'"),
+    ("dm_control/",): ("shimmy", "[dm]"),
 }
 
 
@@ -83,12 +84,10 @@ class EnvMaker:
             if not isinstance(function, str | EnvSpec) and not callable(function):
                 raise UsageError(f"envs are made by an env id or a callable, got {function!r}")
             if isinstance(function, str) and function.startswith(":"):
-                raise UsageError(Option("env"), f" must be ID or MODULE:ID, got {function!r}")
+                raise UsageError(ENV, f" must be ID or MODULE:ID, got {function!r}")
             if isinstance(function, str) and ".py:" in function:
                 way_out = f"on the command line --env-factory {function}"
-                raise UsageError(
-                    Option("env"), f" {function} is the callable of a file, not the id of an env; {way_out}"
-                )
+                raise UsageError(ENV, f" {function} is the callable of a file, not the id of an env; {way_out}")
         for kwargs in self.kwargs if isinstance(self.kwargs, tuple) else (self.kwargs,):
             if not isinstance(kwargs, Mapping):
                 raise UsageError(
@@ -102,7 +101,7 @@ class EnvMaker:
         if isinstance(env, str | EnvSpec):
             return _try(name_of(env), kwargs, partial(_make_registered, gymnasium.make, env, **kwargs))
         index = {"env_index": env_index} if takes_index(env) else {}
-        made = _try(name_of(env), kwargs, partial(env, **index | kwargs))
+        made = _try(name_of(env), kwargs, partial(env, **index | kwargs), FACTORY)
         if dm_wrapper.is_dm_env(made):
             return dm_wrapper.wrapped(made, name_of(env))
         if what := why_no_env(made):
@@ -131,7 +130,8 @@ class EnvMaker:
         else:
             make = self._registered(kwargs, indices, seed, num_threads)
         with library_threads(num_threads, self.num_threads is not None):
-            return checked(_try(self.name, kwargs, make), self.name, is_of_factory)
+            option = FACTORY if is_of_factory else ENV
+            return checked(_try(self.name, kwargs, make, option), self.name, is_of_factory)
 
     def _registered(self, kwargs: Kwargs, indices: range, seed: int, num_threads: int) -> Callable[[], NativeVectorEnv]:
         """Return the maker of natively vectorized envs with an id."""
@@ -153,8 +153,7 @@ def _make_registered(make: Callable[..., Made], env_id: str | EnvSpec, *argument
     return make(env_id, *arguments, **kwargs)
 
 
-def _try(name: str, kwargs: Kwargs, make: Callable[[], Made]) -> Made:
-    option = Option("env")
+def _try(name: str, kwargs: Kwargs, make: Callable[[], Made], option: Option = ENV) -> Made:
     try:
         return make()
     except RolloutError:
@@ -188,7 +187,7 @@ def of_unknown_id(env_id: str, error: gymnasium.error.Error) -> str:
         return words
     for prefixes, (_, package) in _REGISTERED_BY.items():
         if env_id.startswith(prefixes):
-            return f"{words}; pip install {package}"
+            return f"{words}; {pip_install(package)}"
     return f"{words}; if a package registers it, put its module before a colon, as in ale_py:ALE/Breakout-v5"
 
 
@@ -199,7 +198,7 @@ def of_missing_package(name: str, text: str) -> str:
     imported = text.replace("-", "_")  # ale-py is how it is installed, ale_py how it is imported.
     for package, extra in EXTRAS.items():
         if package in imported or (package == "CartPoleCUDA" and package in name):
-            return f"pip install 'mpi_rollout[{extra}]'"
+            return pip_install(f"[{extra}]")
     is_named = f"'{name.partition(':')[0]}'" in text
     return "install it, or correct the name before the colon" if is_named else "install it"
 
@@ -244,7 +243,7 @@ def takes_index(make: Any) -> bool:
 
 def maker_of(config: RolloutConfig) -> EnvMaker:
     """Return the maker of a run's envs."""
-    env = config.env if config.env_factory is None else load_callable(config.env_factory, "--env-factory")
+    env = config.env if config.env_factory is None else load_callable(config.env_factory, FACTORY)
     assert env is not None, "a configuration has an env or an env factory"
     kwargs = tuple(config.env_kwargs) if isinstance(config.env_kwargs, list) else config.env_kwargs
     maker = EnvMaker(env, kwargs, config.vectorization_mode, config.env_threads)

@@ -17,7 +17,7 @@ from mpi_rollout.core.seeding import Reproducibility, episode_seeds, seed_of_sli
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.native import SEEDS_31_BITS, NativeVectorEnv, PoolVectorEnv, SeededEpisodes, SeededWhenMade
 from mpi_rollout.errors import Option, UsageError
-from mpi_rollout.text import first_line
+from mpi_rollout.text import first_line, pip_install
 
 NEEDED = "num_envs", "single_observation_space", "single_action_space"  # What a factory's envs must have.
 MASKED_RESETS = [0, 12, 1]  # The first ale-py whose resets of some envs do not hang.
@@ -125,7 +125,7 @@ def _make_pool(task: str, kwargs: Mapping[str, Any], seeds: list[int], num_threa
         import envpool
     except ImportError as error:
         raise UsageError(
-            Option("vectorization_mode"), f" envpool: {first_line(error)}; pip install 'mpi_rollout[envpool]'"
+            Option("vectorization_mode"), f" envpool: {first_line(error)}; {pip_install('[envpool]')}"
         ) from error
     known = envpool.list_all_envs()
     if task not in known:

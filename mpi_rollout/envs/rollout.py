@@ -24,7 +24,7 @@ class RolloutColumns:
     observations
         (L, n, ...), of the dtype of the env's observation space.
     rewards
-        (L, n) float64 or float32.
+        (L, n) float64.
     terminations, truncations
         (L, n) bool.
     """
@@ -80,18 +80,15 @@ def as_rollout(envs: VectorEnv) -> Rollout | None:
 def num_rows_of(columns: RolloutColumns, num_envs: int, observation: Leaf) -> int:
     """Return the number of steps that columns have room for; ValueError if they are not what `RolloutColumns` says."""
     num_rows = sys.maxsize  # There is room for what nobody reads.
-    flag, rewards = [np.dtype(np.bool_)], list(map(np.dtype, (np.float64, np.float32)))
-    dtypes_of: dict[str, list[np.dtype]] = {"observations": [observation.dtype], "rewards": rewards}
+    dtypes = {"observations": observation.dtype, "rewards": np.dtype(np.float64)}
     for name, array in columns.wanted().items():
-        inner, dtypes = observation.shape if name == "observations" else (), dtypes_of.get(name, flag)
+        inner, dtype = observation.shape if name == "observations" else (), dtypes.get(name, np.dtype(np.bool_))
         if num_rows == sys.maxsize and isinstance(array, np.ndarray) and array.ndim:
             num_rows = len(array)
         shape = (num_rows, num_envs, *inner)
-        if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype not in dtypes:
+        if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
             got = f"{array.shape} of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
-            raise ValueError(
-                f"the column {name} must be an array {shape} of {' or '.join(map(str, dtypes))}, got {got}"
-            )
+            raise ValueError(f"the column {name} must be an array {shape} of {dtype}, got {got}")
         if not array.flags.writeable or not array.flags.aligned or not has_rows(array):
             expected = "writeable and aligned, with C-contiguous rows that follow one another"
             raise ValueError(f"the column {name} must be {expected}, got strides {array.strides}")

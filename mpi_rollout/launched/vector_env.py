@@ -154,10 +154,11 @@ class LaunchedVectorEnv(MPIVectorEnv):
         self._job, self._channel, self._is_open = job, channel, False
         self._lost: RankLost | None = None
         try:
-            num_envs, spaces, facts = self._value(*channel.receive())
-            self._memory = StepMemory(spaces, num_envs, channel, creates=False)
+            answer = channel.receive()
         except ERRORS:
             raise RankLost(job.last_words("the ranks ended while they made their envs")) from None
+        num_envs, spaces, facts = self._value(*answer)
+        self._memory = StepMemory(spaces, num_envs, channel, creates=False)
         set_spaces(self, num_envs, *spaces)
         vars(self).update(facts)
         self._interrupts = Interrupts(lambda: channel.is_waiting)
@@ -194,7 +195,7 @@ class LaunchedVectorEnv(MPIVectorEnv):
         except ERRORS:
             self._lost = RankLost(self._job.last_words("the job of the ranks has ended"))
             raise self._lost from None
-        return self._value(*answer)
+        return self._value(*answer)  # Not above: what it raises may be an OSError of an env.
 
     def _lay(self, actions: object) -> bool:
         """Lay actions where rank 0 finds them; return False if they are of another type than those of the space."""

@@ -10,12 +10,13 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.spaces import Leaf, Tree, bounds_of, is_castable, leaf_spaces, leaves, rounding, tree_of
-from mpi_rollout.errors import ActionError
+from mpi_rollout.errors import ActionError, Option
 from mpi_rollout.text import words_of
 
 EnvIndices = Sequence[int] | np.ndarray
 UNSIGNED = {dtype.itemsize: dtype for dtype in map(np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64))}
 OF_POLICY = "the policy's action"
+CLIP, PASS = Option("actions", "clip"), Option("actions", "pass")
 
 
 class ActionReader:
@@ -59,15 +60,13 @@ class ActionReader:
         take = self._take_from(actions, num_envs)
         return [column.read(take, actions, env_indices) for column in self._columns]
 
-    def plan(self, actions: object, env_indices: EnvIndices, step: int) -> list[np.ndarray] | None:
+    def plan(self, actions: object, env_indices: EnvIndices) -> list[np.ndarray] | None:
         """Read the actions of several steps; None if they are of one step.
 
         Parameters
         ----------
         actions
             For several steps of shape (num_steps, len(env_indices), ...), or a tree of such arrays.
-        step
-            The first of them, for messages.
 
         Returns
         -------
@@ -76,7 +75,7 @@ class ActionReader:
         Raises
         ------
         ActionError
-            They are refused; the message names the step.
+            They are refused; the message names the row.
         """
         if isinstance(actions, np.ndarray) and actions.ndim <= len(self._columns[0].leaf.shape) + 1:
             return None  # A wrong plan is found soon: a policy that gives one step at a time is asked in each.
@@ -93,19 +92,19 @@ class ActionReader:
         try:  # All at once.
             arrays = self(tree_of(self._space, flat), np.tile(env_indices, num_steps))
         except ActionError:
-            self._refuse_first(pairs, env_indices, step)
+            self._refuse_first(pairs, env_indices)
             raise
         shapes = [(num_steps, num_envs, *leaf.shape) for leaf, _ in pairs]
         columns = zip(pairs, arrays, shapes, strict=True)
         return [array.astype(leaf.dtype, copy=False).reshape(shape) for (leaf, _), array, shape in columns]
 
-    def _refuse_first(self, pairs: list[tuple[Leaf, np.ndarray]], env_indices: EnvIndices, step: int) -> None:
-        """Raise the ActionError of the first step of several that has one, with its number."""
+    def _refuse_first(self, pairs: list[tuple[Leaf, np.ndarray]], env_indices: EnvIndices) -> None:
+        """Raise the ActionError of the first row of several that has one, with its number."""
         for index in range(len(pairs[0][1])):
             try:
                 self(tree_of(self._space, [array[index] for _, array in pairs]), env_indices)
             except ActionError as error:
-                raise ActionError(f"step {step + index}: {error}") from error
+                raise ActionError(f"in row {index} of the actions, ", *error.args) from error
 
     def _take_from(self, actions: object, num_envs: int) -> Callable[[Leaf, Tree], object]:
         """Return a function that takes a leaf out of actions.  A tuple that Gymnasium reads as batches is batches."""
@@ -198,17 +197,17 @@ class ActionColumn:
         place = _first(~((array >= self._low) & (array <= self._high)))
         lowest, highest = (np.broadcast_to(bound, array.shape)[place] for bound in (self._low, self._high))
         return ActionError(
-            f"{self._name}{_where(place, env_indices)} must be in {lowest} to {highest}, got {array[place]}; "
-            f"{self._way_out(array[place])}"
+            f"{self._name}{_where(place, env_indices)} must be in {lowest} to {highest}, got {array[place]}; ",
+            *self._way_out(array[place]),
         )
 
-    def _way_out(self, value: np.generic) -> str:
+    def _way_out(self, value: np.generic) -> Sequence[object]:
         if value != value:
-            return "correct the policy" if self._is_of_policy else "correct what chooses it"
+            return ["correct the policy" if self._is_of_policy else "correct what chooses it"]
         clip = "clip it in the policy" if self._is_of_policy else "clip it"
         if self.leaf.dtype.kind == "f":
-            return f'{clip} or by gymnasium.wrappers.ClipAction, or set actions to "clip" or "pass"'
-        return f'{clip}, or set actions to "clip"'
+            return f"{clip} or by gymnasium.wrappers.ClipAction, or use ", CLIP, " or ", PASS
+        return f"{clip}, or use ", CLIP
 
 
 def _first(is_wrong: np.ndarray) -> tuple[int, ...]:

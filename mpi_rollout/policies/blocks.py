@@ -109,7 +109,7 @@ class BlockPolicy:
         """Return an array (size, ...) for each leaf of the actions, and one for each extra."""
         extras = self._model.extras
         if not extras:
-            refuse_pair(given, self._action_space, size)
+            check_actions_alone(given, self._action_space, size)
             return [_column("actions", leaf, given, size) for leaf in self._action_leaves]
         if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], Mapping):
             names = ", ".join(leaf.path for leaf in extras)
@@ -128,8 +128,8 @@ def _extra(leaf: Leaf, given: Tree, size: int) -> np.ndarray:
     return column.astype(leaf.dtype, copy=False)
 
 
-def refuse_pair(given: Tree, space: Space, size: int) -> None:
-    """Refuse what `predict` of Stable-Baselines3 returns, actions and a state, and tuples like it; ActionError."""
+def check_actions_alone(given: Tree, space: Space, size: int) -> None:
+    """Raise ActionError for a tuple of actions and something else, such as SB3's `predict` returns."""
     is_tuple = isinstance(given, tuple) and not isinstance(space, spaces.Tuple)
     if is_tuple and (len(given) != size or any(entry is None for entry in given)):
         raise ActionError(

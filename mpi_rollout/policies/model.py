@@ -11,7 +11,7 @@ from mpi_rollout.core.column_types import check_names
 from mpi_rollout.core.columns import typed_leaves
 from mpi_rollout.core.policy_kinds import MAKE_POLICY
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
-from mpi_rollout.errors import PolicyError, UsageError
+from mpi_rollout.errors import Option, PolicyError, UsageError
 from mpi_rollout.policies.parameters import load_module
 from mpi_rollout.process.paths import load_callable
 from mpi_rollout.text import words_of
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     import torch
 
 DETERMINISTIC, SAMPLE = "deterministic", "sample"
+POLICY = Option("policy")
 Policy: TypeAlias = Callable[[Tree], Tree]  # It takes a batch of observations and returns a batch of actions.
-Act: TypeAlias = Callable[[Tree, np.ndarray, np.ndarray], Tree]  # See `Model.act`.
+Act: TypeAlias = Callable[[Tree, np.ndarray, np.ndarray], Tree]  # See `Model`.
 
 
+@dataclass(frozen=True)
 class Model:
     """A policy that is asked for the actions of a block of envs.
 
@@ -31,52 +33,40 @@ class Model:
 
     Attributes
     ----------
+    act
+        Takes three arguments: observations of shape (num_envs, ...), or a tree of such arrays, in which rows of envs
+        that are not asked for are zero; env_indices (num_envs,) int64; and uniforms (num_envs, num_uniforms) float64
+        in [0, 1), which are those of (seed, env index, step), whichever rank asks.  It returns actions of shape
+        (num_envs, ...), or a tree of such arrays; with `extras` a pair of these and a dict of arrays (num_envs, ...).
     num_uniforms
         Random numbers that it needs for each env and step; 0 where it does not draw.
     extras
         What it gives besides actions.
+    owner
+        Has the parameters: a torch module, or an object with `parameters` and `load`.
     """
 
-    def __init__(self, act: Act, num_uniforms: int = 0, extras: tuple[Leaf, ...] = (), owner: object = None):
-        """`owner` has the parameters: a torch module, or an object with `parameters` and `load`."""
-        self._act, self._owner = act, owner
-        self.num_uniforms, self.extras = num_uniforms, extras
+    act: Act
+    num_uniforms: int = 0
+    extras: tuple[Leaf, ...] = ()
+    owner: object = None
 
     def parameters(self) -> dict[str, object] | None:
         """Return its parameters, arrays or tensors by their names; None if it has none that can be set."""
-        if _is_module(self._owner):
-            return dict(self._owner.state_dict())
-        parameters = getattr(self._owner, "parameters", None)
+        if _is_module(self.owner):
+            return dict(self.owner.state_dict())
+        parameters = getattr(self.owner, "parameters", None)
         parameters = parameters() if callable(parameters) else parameters
-        can_load = callable(getattr(self._owner, "load", None))
+        can_load = callable(getattr(self.owner, "load", None))
         return dict(parameters) if can_load and isinstance(parameters, Mapping) else None
 
     def load(self, parameters: dict[str, np.ndarray]) -> None:
         """Take these parameters, all that there are, with the same names, dtypes and shapes; they are its own."""
-        owner: Any = self._owner
+        owner: Any = self.owner
         if _is_module(owner):
             load_module(owner, parameters)
         else:
             owner.load(parameters)
-
-    def act(self, observations: Tree, env_indices: np.ndarray, uniforms: np.ndarray) -> Tree:
-        """Return the actions of the envs of a block.
-
-        Parameters
-        ----------
-        observations
-            Of shape (num_envs, ...), or a tree of such arrays.  Rows of envs that are not asked for are zero.
-        env_indices
-            (num_envs,) int64.
-        uniforms
-            (num_envs, num_uniforms) float64 in [0, 1): of (seed, env index, step), whichever rank asks.
-
-        Returns
-        -------
-        Actions of shape (num_envs, ...), or a tree of such arrays.  With `extras` a pair of these and a dict of arrays
-        (num_envs, ...) by their names.
-        """
-        return self._act(observations, env_indices, uniforms)
 
 
 def _is_module(owner: object) -> TypeGuard["torch.nn.Module"]:
@@ -109,12 +99,12 @@ def called_model(policy: Policy, space: Space) -> Model:
 
 def make_model(spec: str | Callable[[], object]) -> Model:
     """Call what `--policy` names, or what `connect` was given; PolicyError if it raises, else see `made_model`."""
-    make = load_callable(spec, "--policy") if isinstance(spec, str) else spec
+    make = load_callable(spec, POLICY) if isinstance(spec, str) else spec
     name = spec if isinstance(spec, str) else getattr(spec, "__qualname__", repr(spec))
     try:
         policy = make()
     except Exception as error:
-        raise PolicyError(f"--policy {name}: {MAKE_POLICY}() raises {words_of(error)}") from error
+        raise PolicyError(POLICY, f" {name}: {MAKE_POLICY}() raises {words_of(error)}") from error
     return made_model(policy, name)
 
 
@@ -126,13 +116,14 @@ def made_model(policy: object, name: str) -> Model:
     act = getattr(policy, "act", None)
     if not _takes_three(act):
         raise UsageError(
-            f"--policy {name} must return an object with a method act(observations, env_indices, uniforms), got "
-            f"{type(policy).__name__}"
+            POLICY,
+            f" {name} must return an object with a method act(observations, env_indices, uniforms), got "
+            f"{type(policy).__name__}",
         )
     number = getattr(policy, "num_uniforms", 0)
     if not isinstance(number, int | np.integer) or number < 0:
         raise UsageError(
-            f"--policy {name}: num_uniforms must be a number of random numbers for each env, got {number!r}"
+            POLICY, f" {name}: num_uniforms must be a number of random numbers for each env, got {number!r}"
         )
     return Model(act, int(number), _extras_of(policy, name), owner=policy)
 
@@ -147,7 +138,7 @@ def _extras_of(policy: object, name: str) -> tuple[Leaf, ...]:
         return named
     except (UsageError, ValueError) as error:
         what = f"{name} must have extras such as {{'log_prob': 'f4', 'state': ['f4', 8]}}"
-        raise UsageError(f"--policy {what}: {error}") from error
+        raise UsageError(POLICY, f" {what}: {error}") from error
 
 
 def _takes_three(act: object) -> TypeGuard[Act]:

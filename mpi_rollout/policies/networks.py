@@ -8,28 +8,20 @@ A network of a file gives one array, or several of which the first counts:
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.spaces import Leaf, Space, Tree, bounds_of, leaves, tree_of
-from mpi_rollout.errors import ActionError, UsageError
+from mpi_rollout.errors import ActionError, Option, UsageError
 from mpi_rollout.policies.model import DETERMINISTIC, SAMPLE, Model
 from mpi_rollout.policies.sampling import bernoulli, gaussian, modes, multi_categorical, num_normal_uniforms
-from mpi_rollout.text import first_line
+from mpi_rollout.text import shortened
 
 TRIAL_ROWS = 3, 2  # A network is tried on batches of two sizes.
-WAY_OUT = f"use --policy-mode {DETERMINISTIC}"
+WAY_OUT = "use ", Option("policy_mode", DETERMINISTIC)
 NO_ENV = "on observations of zeros, which rows of a block have that belong to no env, "
-
-
-class Input(NamedTuple):
-    """An array that a network takes: its dtype and its shape, in which None is any size."""
-
-    dtype: np.dtype
-    shape: tuple[int | None, ...]
 
 
 Inputs = dict[str, tuple[Leaf, np.dtype]]  # By name: the part of the observations, and the dtype that is wanted.
@@ -58,7 +50,7 @@ class Head:
         self._counts = [] if is_box else (self._high - self._low + 1).ravel().tolist()
         if self._is_sampled and is_box:
             if np.dtype(space.dtype).kind != "f":
-                raise UsageError(f"cannot draw actions of {space}; {WAY_OUT}")
+                raise UsageError(f"cannot draw actions of {space}; ", *WAY_OUT)
             self.num_uniforms, self.num_outputs = num_normal_uniforms(self._size), 2
         elif self._is_sampled:
             self.num_uniforms = self._size
@@ -71,7 +63,7 @@ class Head:
         if self._counts and first.dtype.kind == "f":
             return self._chosen(first, env_indices, uniforms)
         if self._is_sampled:
-            raise ActionError(f"gives actions ({first.dtype}) and no logits to draw from; {WAY_OUT}")
+            raise ActionError(f"gives actions ({first.dtype}) and no logits to draw from; ", *WAY_OUT)
         return self._shaped(first, (len(env_indices), *self._shape), "actions")
 
     def _chosen(self, logits: np.ndarray, env_indices: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
@@ -93,7 +85,7 @@ class Head:
         """Return draws of a Gaussian within the bounds of the Box."""
         shape = len(uniforms), *self._shape
         if len(outputs) != 2 or any(output.dtype.kind != "f" for output in outputs):
-            raise ActionError(f"must give two float arrays to draw from, the mean and the log of the std; or {WAY_OUT}")
+            raise ActionError("must give two float arrays to draw from, the mean and the log of the std; or ", *WAY_OUT)
         mean = self._shaped(outputs[0], shape, "mean").reshape(len(uniforms), -1)
         log_std = outputs[1]
         if log_std.size == self._size:  # The same for all rows.
@@ -135,50 +127,6 @@ def model_of(
     return Model(act, head.num_uniforms, owner=owner)
 
 
-def match_inputs(inputs: Mapping[str, Input], observation_space: Space, advice: str) -> Inputs:
-    """Find the part of the observations that each input takes: by its path, or the only one.
-
-    `advice` says how a network is saved that takes batches of any size.
-    """
-    observed = {leaf.path: leaf for leaf in leaves(observation_space)}
-    if len(observed) == len(inputs) == 1:
-        observed = dict(zip(inputs, observed.values(), strict=True))
-    if observed.keys() != inputs.keys():
-        taken, given = (
-            ", ".join(repr(name) if name else "one array" for name in names) for names in (inputs, observed)
-        )
-        hint = ": name the inputs so" if len(observed) > 1 else ""
-        raise UsageError(f"takes {taken}, the envs' observations are {given}{hint}")
-    for name, leaf in observed.items():
-        _check_input(inputs[name], leaf, advice)
-    return {name: (leaf, inputs[name].dtype) for name, leaf in observed.items()}
-
-
-def _check_input(taken: Input, leaf: Leaf, advice: str) -> None:
-    """Check that an observation may be given to a network.
-
-    Floats may become other floats, and whole numbers other whole numbers.  Bytes of an image do not become floats: some
-    networks want these from 0 to 255, and some from 0 to 1.
-    """
-    name = f"observation {leaf.path!r}" if leaf.path else "observations"
-    batch, *shape = taken.shape or (0,)
-    own = leaf.shape
-    if len(shape) != len(own) or any(size not in (None, other) for size, other in zip(shape, own, strict=True)):
-        wanted = ["any" if size is None else size for size in taken.shape]
-        raise UsageError(f"takes {name} of shape {wanted}, the envs' are {['any', *own]}")
-    if batch is not None:
-        raise UsageError(f"takes batches of {batch} only; {advice}")
-    if _kind(leaf.dtype) != _kind(taken.dtype):
-        raise UsageError(
-            f"takes {taken.dtype} where the envs' {name} are {leaf.dtype}; save a network that takes {leaf.dtype}, "
-            "and that converts and scales them itself"
-        )
-
-
-def _kind(dtype: np.dtype) -> str:
-    return "i" if dtype.kind == "u" else dtype.kind
-
-
 def try_model(model: Model, observation_space: Space) -> None:
     """Ask a model for actions on zeros, such as rows of no env have; UsageError or ActionError if it gives none."""
     parts = leaves(observation_space)
@@ -198,6 +146,6 @@ def try_model(model: Model, observation_space: Space) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Say what is wrong; TorchScript says it in the last line of a traceback."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines and "TorchScript" in str(error) else first_line(error)
+    """Say what is wrong, in one line; TorchScript says it in the last line of a traceback."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[-1] if "TorchScript" in text else shortened(" ".join(text.split()))

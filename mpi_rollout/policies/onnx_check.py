@@ -7,8 +7,7 @@ each other), draw random numbers, or mean something that is not known here.
 
 from collections.abc import Iterator
 
-from mpi_rollout.errors import UsageError
-from mpi_rollout.policies.untrusted import TRUST_IT, damaged, reading, unknown
+from mpi_rollout.policies.untrusted import damaged, needs_trust, reading
 
 # By message: the fields that are plain, and those that are messages.
 _FIELDS: dict[str, tuple[set[int], dict[int, str]]] = {
@@ -45,7 +44,7 @@ def check_network(content: bytes) -> None:
             name, domain = (_text(fields.get(field)) for field in (_OPERATION, _DOMAIN))
             if domain not in ("", "ai.onnx") or name not in _OPERATIONS:
                 whole = f"{domain}.{name}" if domain else name
-                raise unknown(f"the operation {whole[:80]!r}")
+                raise needs_trust(f"has the operation {whole[:80]!r}, which is not known to be harmless")
 
 
 def weight_files(content: bytes) -> list[str]:
@@ -67,7 +66,7 @@ def _messages(kind: str, content: memoryview, is_strict: bool) -> Iterator[tuple
         if field in inner and value is not None:
             yield from _messages(inner[field], value, is_strict)
         elif field not in plain and is_strict:
-            raise UsageError(f"has a part that no plain network has (field {field} of its {kind}); {TRUST_IT}")
+            raise needs_trust(f"has a part that no plain network has (field {field} of its {kind})")
         elif value is not None:
             values[field] = value
     yield kind, values

@@ -1,19 +1,17 @@
 """Policies in ONNX files, run by ONNX Runtime on one thread, in bounded memory."""
 
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from mpi_rollout.core.spaces import Space
+from mpi_rollout.core.spaces import Leaf, Space, leaves
 from mpi_rollout.errors import UsageError
 from mpi_rollout.policies.model import Model, PolicySource
-from mpi_rollout.policies.networks import WAY_OUT, Head, Input, match_inputs, model_of
-from mpi_rollout.policies.untrusted import MOST_BYTES
+from mpi_rollout.policies.networks import WAY_OUT, Head, Inputs, model_of
 from mpi_rollout.text import first_line
 
-EXPORT = "export it with a dynamic first axis (dynamic_shapes or dynamic_axes of torch.onnx.export)"
+MOST_BYTES = 1 << 30  # What a network that is not trusted may take to act.
 _NAMES = {"float": "float32", "double": "float64"}  # Where ONNX Runtime's are others than NumPy's.
 
 
@@ -31,8 +29,7 @@ def load(source: PolicySource, observation_space: Space, action_space: Space) ->
         )
     except Exception as error:  # ONNX Runtime's are of many types.
         raise UsageError(f"the file is damaged, or ONNX Runtime cannot run it: {first_line(error)}") from error
-    inputs = match_inputs({entry.name: _input(entry) for entry in session.get_inputs()}, observation_space, EXPORT)
-    return model_of(partial(session.run, _outputs(session, head)), inputs, head)
+    return model_of(partial(session.run, _outputs(session, head)), _inputs(session, observation_space), head)
 
 
 def _options(is_trusted: bool) -> onnxruntime.SessionOptions:
@@ -58,18 +55,38 @@ def _bound_memory() -> None:
     onnxruntime.create_and_register_allocator(memory, arena)
 
 
-def _input(entry: Any) -> Input:
-    name = entry.type.removeprefix("tensor(").removesuffix(")")
+def _inputs(session: onnxruntime.InferenceSession, observation_space: Space) -> Inputs:
+    """Find the part of the observations that each input takes: by its path, or the only one."""
+    observed = {leaf.path: leaf for leaf in leaves(observation_space)}
+    taken = {entry.name: entry.type for entry in session.get_inputs()}
+    if len(observed) == len(taken) == 1:
+        observed = dict(zip(taken, observed.values(), strict=True))
+    if observed.keys() != taken.keys():
+        wanted, given = (
+            ", ".join(repr(name) if name else "one array" for name in names) for names in (taken, observed)
+        )
+        hint = ": name the inputs so" if len(observed) > 1 else ""
+        raise UsageError(f"takes {wanted}, the envs' observations are {given}{hint}")
+    return {name: (leaf, _dtype_for(leaf, taken[name])) for name, leaf in observed.items()}
+
+
+def _dtype_for(leaf: Leaf, taken: str) -> np.dtype:
+    """Return the dtype in which an input gets an observation: its own, but for floats that it has as other floats.
+
+    Bytes of an image do not become floats: some networks want these from 0 to 255, and some from 0 to 1.
+    """
+    name = taken.removeprefix("tensor(").removesuffix(")")
     try:
         dtype = np.dtype(_NAMES.get(name, name))
-    except TypeError as error:
-        raise UsageError(f"its input {entry.name!r} is {entry.type}, which no observations are") from error
-    return Input(dtype, tuple(size if isinstance(size, int) else None for size in entry.shape))
+    except TypeError:
+        return leaf.dtype
+    is_like = dtype.kind == leaf.dtype.kind or (dtype.kind in "iu" and leaf.dtype.kind in "iu")
+    return dtype if is_like else leaf.dtype
 
 
 def _outputs(session: onnxruntime.InferenceSession, head: Head) -> list[str]:
     """Return the names of the outputs that are needed.  A second one is known by its name, or it may be a value."""
     names = [output.name for output in session.get_outputs()]
     if head.num_outputs == 2 and not (len(names) == 2 and "std" in names[1].lower()):
-        raise UsageError(f"must have the outputs 'mean' and 'log_std' to draw from, has {names}; or {WAY_OUT}")
+        raise UsageError(f"must have the outputs 'mean' and 'log_std' to draw from, has {names}; or ", *WAY_OUT)
     return names[: head.num_outputs]

@@ -7,7 +7,6 @@ from gymnasium import spaces
 
 from mpi_rollout.core.seeding import WordsOfEnvs, policy_key
 from mpi_rollout.core.spaces import Leaf, Space, Tree, bounds_of, leaf_spaces, leaves, mask_sizes, tree_of
-from mpi_rollout.policies.model import Policy as Policy
 from mpi_rollout.policies.sampling import BLOCK_STEPS, Uniforms, draw_block
 
 

@@ -53,10 +53,10 @@ def _drawing(policy: Learned, space: Any, exploration: float) -> Model:
     if isinstance(policy, DQNPolicy):
         return Model(partial(_exploring, policy, space, exploration), 2, owner=policy)
     if isinstance(policy, TD3Policy):
-        raise UsageError(f"TD3 has nothing to draw from; {WAY_OUT}")
+        raise UsageError("TD3 has nothing to draw from; ", *WAY_OUT)
     actor: Learned = getattr(policy, "actor", policy)
     if actor.use_sde:
-        raise UsageError(f"with use_sde the noise belongs to a batch, not to an env; {WAY_OUT}")
+        raise UsageError("with use_sde the noise belongs to a batch, not to an env; ", *WAY_OUT)
     if isinstance(policy, SACPolicy):
         return Model(partial(_squashed, policy, space), num_normal_uniforms(space.low.size), owner=policy)
     head = Head(space, SAMPLE)
@@ -219,29 +219,14 @@ def check_space(what: str, space: Space, told: JsonObject) -> None:
 
 
 def _has_other_parts(space: spaces.Dict, told: JsonObject) -> bool:
-    """Tell whether a file says of a Dict space that it has parts of other names, types or shapes."""
+    """Tell whether a file says of a Dict space that it has parts of other names or types; weights tell their sizes."""
     text = told.get("spaces")
-    parts = {match["name"]: match for match in _PART.finditer(text if isinstance(text, str) else "")}
-    is_named = not parts or parts.keys() == space.spaces.keys()
-    return not is_named or any(_is_other_part(space.spaces[name], part) for name, part in parts.items())
-
-
-def _is_other_part(space: Space, told: re.Match[str]) -> bool:
-    if told["type"] != type(space).__name__:
-        return True
-    if isinstance(space, spaces.Discrete):
-        return told["n"] is not None and int(told["n"]) != space.n
-    if told["shape"] is None:
-        return False
-    shape = tuple(map(int, re.findall(r"\d+", told["shape"])))
-    return shape not in (space.shape, _channels_first(space).shape)
+    parts = {match["name"]: match["type"] for match in _PART.finditer(text if isinstance(text, str) else "")}
+    return bool(parts) and parts != {name: type(part).__name__ for name, part in space.spaces.items()}
 
 
 # A part of a Dict space in its text: 'place': Box(-1.0, 1.0, (2,), float32), or of older Gymnasium ('place', Box(...)).
-_PART = re.compile(
-    r"""(?P<quote>['"])(?P<name>(?:(?!(?P=quote)).)*)(?P=quote)(?:: |, )"""
-    r"""(?P<type>[A-Z]\w+)\((?:[^()]*\((?P<shape>[\d, ]*)\), \w+\)|(?P<n>\d+))?"""
-)
+_PART = re.compile(r"""(?P<quote>['"])(?P<name>(?:(?!(?P=quote)).)*)(?P=quote)(?:: |, )(?P<type>[A-Z]\w+)\(""")
 
 
 def _shape(told: JsonObject, space: Space) -> tuple[int, ...] | None:

@@ -1,30 +1,29 @@
 """Where policies come from: one rank reads a policy, and each rank that asks it makes a model of what was read.
 
-The kind of a file follows from its content, not from its name.  Packages are imported when a file needs them.
+Packages are imported when a file needs them.
 """
 
 import hashlib
+import io
 import os
-import re
+import zipfile
 from importlib import import_module
 from inspect import signature
 
-from mpi_rollout.core.policy_kinds import CALLED, FILE, FILES, FORMATS, MADE, SUFFIXES, kind_of_name
+from mpi_rollout.core.policy_kinds import CALLED, FILES, FORMATS, MADE, SUFFIXES, kind_of_name
 from mpi_rollout.core.spaces import Space
-from mpi_rollout.errors import ActionError, Option, PolicyError, UsageError
-from mpi_rollout.policies.model import DETERMINISTIC, Model, Policy, PolicySource, called_model, make_model
+from mpi_rollout.errors import Option, PolicyError, UsageError
+from mpi_rollout.policies.model import DETERMINISTIC, POLICY, Model, Policy, PolicySource, called_model, make_model
 from mpi_rollout.policies.networks import try_model
 from mpi_rollout.policies.onnx_check import check_network, weight_files
-from mpi_rollout.policies.untrusted import TRUST_IT, members_of, reading, without_folder
+from mpi_rollout.policies.untrusted import needs_trust, reading
 from mpi_rollout.process.paths import colon_hint, load_object, located
-from mpi_rollout.text import first_line, system_words, words_of
+from mpi_rollout.text import first_line, pip_install, system_words, words_of
 
-EXPORT = "save the network with torch.export.save(torch.export.export(...), 'policy.pt2')"
 NO_NETWORK = (
-    "has what torch.save writes, which is not a policy: weights without the network, or a whole module in a pickle, "
-    f"which is code; load it in Python, and {EXPORT}"
+    "the file has what torch.save writes, which is not a policy: weights without the network, or a whole module in a "
+    "pickle, which is code; load it in Python, and export the network to ONNX or by torch.export.save"
 )
-SCRIPT = f"is TorchScript, whose code may do all that you may; {TRUST_IT}, else {EXPORT}, or as ONNX"
 OUTSIDE = "the weights are in another file, which cannot be read"
 ONE_FILE = "save it in one file, with external_data=False"
 
@@ -40,8 +39,8 @@ def check_file_options(is_file: bool, mode: str, is_trusted: bool) -> None:
 def find_source(spec: str, mode: str, is_trusted: bool) -> PolicySource:
     """Load the callable that `--policy` names, or read its file; UsageError if there is none, or it is no policy."""
     kind = kind_of_name(spec)
-    check_file_options(kind == FILE, mode, is_trusted)
-    if kind == FILE:
+    check_file_options(kind in FORMATS, mode, is_trusted)
+    if kind in FORMATS:
         return read_source(spec, mode, is_trusted)
     return PolicySource(kind, spec, call=load_policy(spec) if kind == CALLED else None)
 
@@ -53,14 +52,14 @@ def load_policy(spec: str) -> Policy:
     """
     if ":" not in spec:
         hint = colon_hint(spec) or _file_hint(spec)
-        raise UsageError(f"--policy must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}{hint}")
-    policy = load_object(spec, "--policy")
+        raise UsageError(POLICY, f" must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}{hint}")
+    policy = load_object(spec, POLICY)
     if isinstance(policy, type):
         policy = _instance(policy, spec)
     policy = policy if callable(policy) else getattr(policy, "act", policy)
     if not callable(policy):
         name = type(policy).__name__
-        raise UsageError(f"--policy {spec} is {name}, not callable; give a function of a batch of observations")
+        raise UsageError(POLICY, f" {spec} is {name}, not callable; give a function of a batch of observations")
     return policy
 
 
@@ -69,7 +68,8 @@ def _file_hint(spec: str) -> str:
     names = [spec + suffix for suffix in SUFFIXES if os.path.isfile(located(spec + suffix))]
     if names:
         return f"; did you mean {names[0]}?"
-    return f"; the file of a network ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+    *suffixes, last = SUFFIXES
+    return f"; the file of a network ends in {', '.join(suffixes)} or {last}"
 
 
 def _instance(kind: type, spec: str) -> object:
@@ -80,23 +80,26 @@ def _instance(kind: type, spec: str) -> object:
     except TypeError as error:
         module = spec.rpartition(":")[0]
         raise UsageError(
-            f"--policy {spec} is a class that needs arguments ({error}); make an instance in its module, such as "
-            f"policy = {kind.__name__}(...), and give --policy {module}:policy"
+            POLICY,
+            f" {spec} is a class that needs arguments ({error}); make an instance in its module, such as "
+            f"policy = {kind.__name__}(...), and give ",
+            Option("policy", f"{module}:policy"),
         ) from error
     try:
         return kind()
     except Exception as error:
-        raise PolicyError(f"--policy {spec}: {kind.__name__}() raises {words_of(error)}") from error
+        raise PolicyError(POLICY, f" {spec}: {kind.__name__}() raises {words_of(error)}") from error
 
 
 def read_source(spec: str, mode: str, is_trusted: bool = False) -> PolicySource:
     """Read a policy's file.  Only the root does this."""
     path = located(spec)
-    with reading(f"--policy {spec}"):
-        content = _content(path)
-        kind = kind_of(content)
-        if kind == "torchscript" and not is_trusted:
-            raise UsageError(f"the file {SCRIPT}")
+    with reading(POLICY, f" {spec}"):
+        content, kind = _content(path), kind_of_name(spec)
+        if kind not in FORMATS:
+            raise UsageError(f"no file of a policy has this ending; a policy is {FILES}")
+        if FORMATS[kind].is_code:
+            _check_code(content, FORMATS[kind].writer, is_trusted)
         if kind == "onnx" and not is_trusted:
             check_network(content)
         sha256 = _digest(content, path)
@@ -125,7 +128,7 @@ def sha256_of(spec: str) -> str:
 def _digest(content: bytes, path: str) -> str:
     """Return the SHA-256 of a policy's file, and of the files beside an .onnx that have its weights."""
     digest = hashlib.sha256(content)
-    for name in weight_files(content) if content.startswith(b"\x08") else ():
+    for name in weight_files(content) if kind_of_name(path) == "onnx" else ():
         place = os.path.join(os.path.dirname(path), name)
         try:
             if os.path.isabs(name) or ".." in name.split("/") or not os.path.isfile(place):
@@ -137,21 +140,19 @@ def _digest(content: bytes, path: str) -> str:
     return digest.hexdigest()
 
 
-@reading()
-def kind_of(content: bytes) -> str:
-    """Return the kind of a policy's file, a key of FORMATS."""
-    is_zip = content.startswith(b"PK")
-    members = members_of(content) if is_zip else {}
-    names = members.keys() | {
-        f"*/{name}" for path in without_folder(members) for name in (path, path.split("/")[0] + "/")
-    }
-    for kind, form in FORMATS.items():
-        if content.startswith(form.begins) and (not is_zip or any(marks <= names for marks in form.members)):
-            return kind
-    if content.startswith(b"\x80") or "*/data.pkl" in names:
-        raise UsageError(f"the file {NO_NETWORK}")
-    what = "a zip of something else" if is_zip else "damaged or of another kind"
-    raise UsageError(f"the file is {what}; a policy is {FILES}" if content else "the file is empty")
+def _check_code(content: bytes, writer: str, is_trusted: bool) -> None:
+    """Refuse a file of torch that has no network, and one that is not trusted."""
+    if content.startswith(b"PK"):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            names = archive.namelist()
+        is_pickle = any("/data.pkl" in name for name in names) and not any("/code/" in name for name in names)
+    else:
+        is_pickle = content.startswith(b"\x80")
+    if is_pickle:
+        raise UsageError(NO_NETWORK)
+    if not is_trusted:
+        way_out = ", or export the network to ONNX, which is read without trust"
+        raise needs_trust(f"a file of {writer} is code, which may do all that you may", way_out)
 
 
 def _with_weights(path: str) -> bytes:
@@ -179,12 +180,9 @@ def load_model(source: PolicySource, observation_space: Space, action_space: Spa
     try:
         loader = import_module(f"mpi_rollout.policies.{form.loader}")
     except ImportError as error:
-        missing = f"needs a package ({first_line(error)}); pip install 'mpi_rollout[{form.extra}]'"
-        raise UsageError(f"--policy {source.name}: {missing}") from error
-    with reading(f"--policy {source.name}"):
-        try:
-            model: Model = loader.load(source, observation_space, action_space)
-            try_model(model, observation_space)
-        except (UsageError, ActionError) as error:
-            raise UsageError(re.sub(r"\s*\n\s*", " ", str(error).strip())) from error
+        missing = f"needs a package ({first_line(error)}); {pip_install(f'[{form.extra}]')}"
+        raise UsageError(POLICY, f" {source.name}: {missing}") from error
+    with reading(POLICY, f" {source.name}"):
+        model: Model = loader.load(source, observation_space, action_space)
+        try_model(model, observation_space)
     return model

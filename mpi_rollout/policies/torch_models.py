@@ -18,26 +18,23 @@ import torch
 from mpi_rollout.core.spaces import Space, leaves
 from mpi_rollout.errors import ActionError
 from mpi_rollout.policies.model import Model, PolicySource
-from mpi_rollout.policies.networks import Head, Input, Inputs, match_inputs, model_of
-from mpi_rollout.policies.pt2_program import Program
-from mpi_rollout.policies.untrusted import reading
-from mpi_rollout.policies.weights import numpy_dtype
+from mpi_rollout.policies.networks import Head, Inputs, model_of
 
 Argument: TypeAlias = torch.Tensor | dict[str, torch.Tensor]  # By path, where there are several.
-BATCH = "give its first axis a dynamic size (dynamic_shapes of torch.export.export)"
 
 
 def load(source: PolicySource, observation_space: Space, action_space: Space) -> Model:
     """Load a network."""
     head = Head(action_space, source.mode)
-    with warnings.catch_warnings(), reading():
+    assert source.is_trusted, "sources.read_source refuses it: it is code"
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated: who has such a file cannot act on that here.
         if source.kind == "torchscript":
-            assert source.is_trusted, "sources.read_source refuses it: it is code"
-            network = Script(torch.jit.load(io.BytesIO(source.content), map_location="cpu").eval())
-            return model_of(partial(_call, network), network.inputs(observation_space), head, network)
-        program, taken = _loaded(source.content) if source.is_trusted else _checked(source.content)
-    return model_of(partial(_call, program), match_inputs(taken, observation_space, BATCH), head, program)
+            script = torch.jit.load(io.BytesIO(source.content), map_location="cpu").eval()
+            network = Script(script)
+            return model_of(partial(_call, network), _inputs(script, observation_space), head, network)
+        program = _exported(source.content)
+    return model_of(partial(_call, program), _inputs(program, observation_space), head, program)
 
 
 def _call(network: Callable[[Argument], Any], arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -80,15 +77,6 @@ class Script:
     def __call__(self, argument: Argument) -> object:
         return self._call(argument)
 
-    def inputs(self, observation_space: Space) -> Inputs:
-        """Return all observations, floats in the dtype of the parameters: a script does not say what it takes."""
-        tensors = [*self._module.parameters(), *self._module.buffers()]
-        own = [tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point]
-        dtype = numpy_dtype(own[0]) if own else np.dtype(np.float32)
-        return {
-            leaf.path: (leaf, dtype if leaf.dtype.kind == "f" else leaf.dtype) for leaf in leaves(observation_space)
-        }
-
     def state_dict(self) -> dict[str, torch.Tensor]:
         return dict(self._module.state_dict())
 
@@ -97,24 +85,24 @@ class Script:
         self._call = self._module
 
 
-def _checked(content: bytes) -> tuple[Program, dict[str, Input]]:
-    program = Program(content)
-    return program, program.inputs
-
-
-def _loaded(content: bytes) -> tuple[torch.nn.Module, dict[str, Input]]:
-    """Load a program as torch does, which executes code of its file."""
+def _exported(content: bytes) -> torch.nn.Module:
+    """Load an exported program."""
     logger = logging.getLogger("torch.export")
     was_disabled, logger.disabled = logger.disabled, True  # What it says of a damaged file is in the error too.
     try:
-        program = torch.export.load(io.BytesIO(content))
+        return torch.export.load(io.BytesIO(content)).module()
     finally:
         logger.disabled = was_disabled
-    values = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
-    first = program.call_spec.in_spec.children_specs[0].children_specs[0]
-    paths = first.context if first.type is dict else [""]
-    inputs = {}
-    for path, name in zip(paths, program.graph_signature.user_inputs, strict=True):
-        shape = tuple(size if isinstance(size, int) else None for size in values[name].shape)
-        inputs[path] = Input(numpy_dtype(values[name].dtype), shape)
-    return program.module(), inputs
+
+
+def _inputs(module: torch.nn.Module, observation_space: Space) -> Inputs:
+    """Return all observations, floats in the dtype of the parameters: a script does not say what it takes."""
+    tensors = [*module.parameters(), *module.buffers()]
+    own = [tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point]
+    dtype = _numpy_dtype(own[0] if own else torch.float32)
+    return {leaf.path: (leaf, dtype if leaf.dtype.kind == "f" else leaf.dtype) for leaf in leaves(observation_space)}
+
+
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
+    """Return NumPy's dtype; of bfloat16, which it does not have, the one that torch converts from."""
+    return torch.empty(0, dtype=torch.float32 if dtype == torch.bfloat16 else dtype).numpy().dtype

@@ -133,6 +133,7 @@ class Interrupts:
         self.is_in_envs = is_in_envs
         self.is_broken = False
         self._num_raised = HANDLERS.num_raised
+        self._main_thread = threading.main_thread().ident
         HANDLERS.watch()
 
     def close(self) -> None:
@@ -149,7 +150,7 @@ class Interrupts:
         self._num_raised, self.is_broken = HANDLERS.num_raised, False
 
     def __enter__(self) -> None:
-        if not is_main_thread():  # Handlers run in the main thread, and do not interrupt this one.
+        if threading.get_ident() != self._main_thread:  # Handlers run in that one, and do not interrupt others.
             return
         if (getsignal(INT), getsignal(TERM), getsignal(USR1)) != HANDLERS.seen:  # A notebook sets them for each cell.
             HANDLERS.look()

@@ -15,7 +15,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,12 +23,8 @@ from mpi_rollout.process.interrupts import STOP_SIGNALS
 from mpi_rollout.process.start import heed_signals, is_heeding
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# The programs that start ranks on their host: those of Open MPI, of MPICH and its relatives, of SLURM, of PALS.
-# The kernel keeps 15 letters of a name.
-LAUNCHERS = (
-    *("prterun", "prted", "orterun", "orted", "mpirun", "mpiexec"),
-    *("mpiexec.hydra", "hydra_pmi_proxy", "slurmstepd", "palsd"),
-)
+# First letters of programs that start ranks on their host: of Open MPI, of MPICH and its relatives, of SLURM, of PALS.
+LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra", "slurmstepd", "palsd")
 LOOK_EVERY_S = 0.5
 MOST_KEPT = 2000  # Characters of a failed job's stderr that are kept.
 OVER, LAST = b".", b"1"
@@ -56,11 +51,16 @@ def end_with_launcher() -> None:
     program that is meant to leave this process behind; the end of such a parent says nothing about the launcher.
     """
     parent = os.getppid()
-    with suppress(OSError):
-        with open(f"/proc/{parent}/comm") as file:
-            name = file.read().strip()
-        if name in LAUNCHERS:
-            end_with(parent)
+    if is_launcher(parent):
+        end_with(parent)
+
+
+def is_launcher(pid: int | str) -> bool:
+    """Tell whether a process is a launcher or one of its helpers, by its name."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().startswith(LAUNCHERS)
+    except OSError:
+        return False
 
 
 def guard() -> None:

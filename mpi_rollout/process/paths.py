@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import Option, UsageError
 from mpi_rollout.text import words_of
 from mpi_rollout.words import did_you_mean
 
@@ -56,7 +56,7 @@ def coming_back() -> Iterator[None]:
             os.chdir(folder)
 
 
-def load_callable(spec: str, option: str) -> Callable[..., Any]:
+def load_callable(spec: str, option: Option) -> Callable[..., Any]:
     """Import what `MODULE:CALLABLE` or `FILE.py:CALLABLE` names.
 
     Raises
@@ -66,7 +66,7 @@ def load_callable(spec: str, option: str) -> Callable[..., Any]:
     """
     target = load_object(spec, option)
     if not callable(target):
-        raise UsageError(f"{option} {spec} is {type(target).__name__}, not callable")
+        raise UsageError(option, f" {spec} is {type(target).__name__}, not callable")
     return target
 
 
@@ -82,25 +82,25 @@ def colon_hint(spec: str) -> str:
     return f"; did you mean {source}:{name}?" if is_module else ""
 
 
-def load_object(spec: str, option: str) -> object:
+def load_object(spec: str, option: Option) -> object:
     """Import whatever a spec names; see `load_callable`."""
     source, _, name = spec.rpartition(":")
     if not (source and name):
-        raise UsageError(f"{option} must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}{colon_hint(spec)}")
+        raise UsageError(option, f" must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}{colon_hint(spec)}")
     if name.endswith("()"):
-        raise UsageError(f"{option} must name a callable, not call it, got {spec!r}; use {spec.removesuffix('()')}")
+        raise UsageError(option, f" must name a callable, not call it, got {spec!r}; use {spec.removesuffix('()')}")
     try:
         is_file = _is_file(source)
         target: object = _file(source, spec, option) if is_file else importlib.import_module(source)
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"{option} {spec}: cannot import {source!r}: {words_of(error)}") from error
+        raise UsageError(option, f" {spec}: cannot import {source!r}: {words_of(error)}") from error
     for part in name.split("."):
         try:
             target = getattr(target, part)
         except AttributeError as error:
-            raise UsageError(f"{option} {spec}: {error}{did_you_mean(part, dir(target))}") from error
+            raise UsageError(option, f" {spec}: {error}{did_you_mean(part, dir(target))}") from error
     return target
 
 
@@ -108,7 +108,7 @@ def _is_file(source: str) -> bool:
     return "/" in source or source.endswith(".py")
 
 
-def _file(source: str, spec: str, option: str) -> ModuleType:
+def _file(source: str, spec: str, option: Option) -> ModuleType:
     """Import a file as Python imports a module beside a script: by its name, from its folder.
 
     So its classes can be pickled, and it can import its neighbours.
@@ -116,11 +116,11 @@ def _file(source: str, spec: str, option: str) -> ModuleType:
     path = located(source.removesuffix(".py") + ".py")
     folder, name = os.path.dirname(path), os.path.basename(path).removesuffix(".py")
     if not os.path.isfile(path):
-        raise UsageError(f"{option} {spec}: there is no file {path}")
+        raise UsageError(option, f" {spec}: there is no file {path}")
     if folder not in sys.path:
         sys.path.insert(0, folder)
     module = importlib.import_module(name)
     file = getattr(module, "__file__", None)
     if file is None or not os.path.samefile(file, path):
-        raise UsageError(f"{option} {spec}: {name} is also the name of {file or 'a module of Python'}; rename {path}")
+        raise UsageError(option, f" {spec}: {name} is also the name of {file or 'a module of Python'}; rename {path}")
     return module

@@ -10,11 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from mpi_rollout.process.console import CLEAR_LINE, STDERR, encoding_of, say, write_all
+from mpi_rollout.process.launcher import is_launcher
 
 USUAL_COLUMNS = 80
 TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
-# The processes between under mpirun.  SLURM's do not belong to the user and have no terminal.
-LAUNCHER_PREFIXES = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra")
 
 
 class Terminal:
@@ -100,12 +99,11 @@ def find_terminal() -> str | None:
     pid = "self"
     with suppress(OSError, ValueError):
         while True:
-            path = Path(
-                f"/proc/{pid}/fd/{STDERR}"
-            )  # Not its name, which may mean another terminal in another container.
+            # Not its name, which may mean another terminal in another container.
+            path = Path(f"/proc/{pid}/fd/{STDERR}")
             if path.is_char_device() and os.readlink(path).startswith(TERMINALS):
                 return str(path)
             pid = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]  # The parent.
-            if not Path(f"/proc/{pid}/comm").read_text().startswith(LAUNCHER_PREFIXES):
+            if not is_launcher(pid):
                 return None
     return None

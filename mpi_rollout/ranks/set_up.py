@@ -3,7 +3,7 @@
 import gc
 import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,7 @@ from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import first_types
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
-from mpi_rollout.envs.sharing import Holding, check_instances
-from mpi_rollout.errors import Option, UsageError
+from mpi_rollout.errors import Option, SameEnvError, UsageError
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
@@ -179,11 +178,8 @@ def make_rank_envs(plan: Plan, rank: int) -> RankEnvs:
     info_leaves(plan.infos)  # Wrong infos are refused before any env is made.
     options = plan.seed, plan.autoreset_mode, names_of(plan.infos), plan.on_fault
     slices = plan.division.envs_of(rank)
-    holding = [Holding(plan.make, plan.division.num_envs, indices.start) for indices in slices[:1]]
     envs = tuple(make_slice(plan.make, indices, *options) for indices in slices)
     check_instances(zip(slices, envs, strict=True))
-    for first in holding:
-        first.check(envs[0])
     for slice_ in envs:
         if isinstance(slice_, NativeVectorEnv):
             slice_.compile_steps(plan.is_read)
@@ -192,6 +188,18 @@ def make_rank_envs(plan: Plan, rank: int) -> RankEnvs:
         return RankEnvs(plan, envs, None, model)
     facts = EnvFacts.of(envs[0], _kept_infos(plan, rank, envs[0]))
     return RankEnvs(plan, envs, facts.portable() if plan.division.num_ranks > 1 else facts, model)
+
+
+def check_instances(slices: Iterable[tuple[range, VectorEnv]]) -> None:
+    """Raise SameEnvError if two envs of a rank are the same object: each would step the other."""
+    owners: dict[int, int] = {}
+    for indices, envs in slices:
+        for index, env in zip(indices, getattr(envs, "envs", ()), strict=False):
+            innermost = getattr(env, "unwrapped", env)
+            first = owners.setdefault(id(getattr(innermost, "dm_env", innermost)), index)
+            if first != index:
+                what = "are the same object; what makes envs must return a new one each time"
+                raise SameEnvError(f"env {first} and env {index} {what}")
 
 
 def _kept_infos(plan: Plan, rank: int, envs: VectorEnv) -> Infos:

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 
 from mpi_rollout.core.layout import FAULT, UNDONE
-from mpi_rollout.errors import EnvError, Fault, PolicyError, RankLost, SignalInterrupt, cause_of
+from mpi_rollout.errors import EnvError, Fault, PolicyError, RankError, RankLost, SignalInterrupt, as_flag, cause_of
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.job_end import abort, end_timeout_s
@@ -155,7 +155,7 @@ class Worker:
     def _do(self, slice_: Slice, arguments: tuple[object, ...]) -> None:
         """Let a slice do what an order says, and report its failures."""
         command = slice_.exchange.order.command
-        error = self._failure_of(slice_, slice_.do, command, arguments, self._is_to_stop)
+        error = self._failure_of(lambda: slice_.do(command, arguments, self._is_to_stop), slice_)
         if error is not None:
             self._fault = Fault.of(error, f"{self._place}, step {slice_.num_steps}", slice_.num_steps)
             self.error = cause_of(error)
@@ -164,7 +164,7 @@ class Worker:
         for restart in slice_.restarts:
             self._say(restart)
 
-    def _failure_of(self, slice_: Slice | None, call: Method, *arguments: object) -> BaseException | None:
+    def _failure_of(self, call: Callable[[], object], slice_: Slice | None = None) -> BaseException | None:
         """Call code of others, the envs of a slice or the policy; return what it raised.
 
         Only the end of the whole run by a signal is raised.
@@ -172,7 +172,7 @@ class Worker:
         try:
             self._active = slice_
             with ends_forked:
-                call(*arguments)
+                call()
             self._active = None  # From here on nothing is cut any more, see `interrupts`.
         except BaseException as error:
             self._active = None
@@ -183,7 +183,7 @@ class Worker:
 
     def load_parameters(self, buffer: np.ndarray) -> None:
         """Give the policy new parameters.  Never raises: if it fails, so do the next steps."""
-        error = self._failure_of(None, self.policy.load_parameters, buffer)
+        error = self._failure_of(lambda: self.policy.load_parameters(buffer))
         if error is not None:
             self._fault = Fault.of(PolicyError(f"policy: load: {words_of(error)}"), self._place)
 
@@ -252,7 +252,7 @@ class Worker:
 
     def _begin_grace(self, fault: Fault) -> None:
         def end() -> None:
-            say(f"{fault.stack}mpi_rollout: {fault.message}\n")
+            say(f"{fault.stack}mpi_rollout: {RankError(fault, 1).shown(as_flag)}\n")
             abort(self.exchanges.control, fault.exit_code)
 
         others_ms = max(exchange.order.expected_ms for exchange in self.exchanges.all)  # The time of their fragments.
@@ -265,7 +265,7 @@ class Worker:
         if self.aborts_if_unheard and self._watchdog is None:
             self.watch(end_timeout_s(CLOSE_LIMIT_S))
         for slice_ in self.slices:
-            error = self._failure_of(slice_, slice_.envs.close)
+            error = self._failure_of(slice_.envs.close, slice_)
             if error is not None:
                 say(f"mpi_rollout: {rank_and_host(self.rank)}: closing its envs: {words_of(error)}\n")
         if self._watchdog is not None:

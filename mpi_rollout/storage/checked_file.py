@@ -21,7 +21,7 @@ from mpi_rollout.storage.schema import (
     FORMAT,
     FORMAT_VERSION,
     LIST,
-    LISTED_SINCE,
+    OLDEST_VERSION,
     RESET,
     check_datasets,
     digest_of,
@@ -38,7 +38,6 @@ from mpi_rollout.storage.untrusted import (
     number,
     parsed,
     reading,
-    table_of,
     text,
 )
 from mpi_rollout.storage.values import wrong_in
@@ -83,14 +82,15 @@ class CheckedFile:
         check_format(self.root, path)
         check_attributes(self.root)
         self.config, version = read_config(self.root["config"], path), count(self.root, "format_version")
-        expected = expected_rows(self.root, self.config, version, "chunks" in file or version >= LISTED_SINCE)
+        expected = expected_rows(self.root, self.config, version)
         self.datasets = checked_objects(file, tell, expected)
         check_datasets(self.datasets, expected, self.config.compression)
         tell("its root group")
         self.is_complete = bool(text(self.root, "finished").strip())
         self.is_sealed = self.is_complete or "recovered" in self.root
         self.has_trajectories, self.promise = self.config.trajectories, promise_of(self.root)
-        self.num_steps = self.num_committed = num_steps_of(file) if self.has_trajectories else 0
+        steps = attributes_of(file["trajectories"]) if self.has_trajectories else {"num_steps": np.int64(0)}
+        self.num_steps = self.num_committed = count(steps, "num_steps")
         self.throughput = attributes_of(file["throughput"])
         count(self.throughput, "env_steps"), number(self.throughput, "seconds")
         self.stored: FileChunks
@@ -158,8 +158,13 @@ class CheckedFile:
         return self._tables.get(name, np.zeros(0, dtype))
 
     def committed_episodes(self) -> np.ndarray:
-        """Return the rows of /episodes that lie in the steps that count."""
-        return within(self.table("episodes", EPISODE), self.num_steps)
+        """Return the rows of /episodes that lie in the steps that count.
+
+        A commit writes episodes first: a writer killed amid one leaves rows of steps that do not count.
+        """
+        episodes = self.table("episodes", EPISODE)
+        counts = episodes["start"] + episodes["length"] <= self.num_steps
+        return episodes if counts.all() else episodes[counts]  # A table of many episodes is not copied.
 
     def faults(self) -> np.ndarray:
         """Return the rows of /faults of the steps that count."""
@@ -167,8 +172,16 @@ class CheckedFile:
         return faults[faults["step"] < self.num_steps] if self.has_trajectories else faults
 
     def resets(self) -> np.ndarray | None:
-        """Return the rows of /resets of the steps that count; None where a run took them."""
-        return possible_resets(self.root, self.table("resets", RESET), self.num_steps)
+        """Return the rows of /resets before and after the steps that count; None where a run took them.
+
+        ContentError if an env or a step cannot be.
+        """
+        if not is_recording(self.root):
+            return None
+        rows, num_envs = self.table("resets", RESET), self.config.num_envs
+        if ((rows["env_index"] < 0) | (rows["env_index"] >= num_envs) | (rows["step"] < 0)).any():
+            raise ContentError("resets names an env or a step that cannot be; the file is damaged")
+        return rows[rows["step"] <= self.num_steps]
 
     def columns(self) -> dict[str, dict[str, object]]:
         """Return the shape and the dtype of each column, as JSON can hold them."""
@@ -201,7 +214,7 @@ def check_format(attributes: Mapping[str, object], path: str) -> None:
             raise ContentError(f"its attribute format is {got!r:.80}, it should be {FORMAT!r}; the file is damaged")
         raise DataError(f"{path} was not written by {FORMAT}")
     version = count(attributes, "format_version")
-    if version not in range(1, FORMAT_VERSION + 1):
+    if version not in range(OLDEST_VERSION, FORMAT_VERSION + 1):
         raise DataError(
             f"{path} has format version {version}, this program reads {FORMAT_VERSION}; read it with the version of "
             "mpi_rollout that wrote it"
@@ -224,66 +237,23 @@ def check_attributes(attributes: Mapping[str, object]) -> None:
     if digest_of(attributes) != attributes["digest"]:
         raise ContentError("the attributes of its root group are not what was written: their digest does not fit")
     promise_of(attributes)
+    if not isinstance(has_seeds := attributes.get("has_episode_seeds"), np.bool_):
+        raise ContentError(f"its attribute has_episode_seeds is {has_seeds!r:.80}, it should be true or false")
     if (mode := text(attributes, "autoreset_mode")) not in AUTORESET_MODES:
         raise ContentError(f"its attribute autoreset_mode is {mode!r:.80}; the file is damaged")
 
 
 def promise_of(attributes: Mapping[str, object]) -> Reproducibility:
-    """Return the promise of a file's envs; files of older versions do not have it."""
-    if (promised := attributes.get("reproducibility")) is None:
-        is_loop = parsed(attributes, "config", dict).get("vectorization_mode") == "sync"
-        return Reproducibility.EPISODE if is_loop else Reproducibility.SLICE
+    """Return the promise of a file's envs."""
+    promised = text(attributes, "reproducibility")
     try:
-        return Reproducibility(text(attributes, "reproducibility"))
+        return Reproducibility(promised)
     except ValueError as error:
         raise ContentError(f"its attribute reproducibility is {promised!r:.80}; the file is damaged") from error
 
 
-def reproducibility_of(file: h5py.File) -> Reproducibility:
-    """Return the promise of an open file's envs."""
-    return promise_of(file.attrs)
-
-
-def num_steps_of(file: h5py.File) -> int:
-    """Return the number of steps that are committed."""
-    return count(attributes_of(file["trajectories"]), "num_steps")
-
-
-def committed_episodes(file: h5py.File) -> np.ndarray:
-    """Read the rows of /episodes that lie in committed steps."""
-    return within(table_of(file, "episodes"), num_steps_of(file))
-
-
-def within(episodes: np.ndarray, num_steps: int) -> np.ndarray:
-    """Return the episodes that lie in the first `num_steps` steps.
-
-    A commit writes episodes first: a writer killed amid one leaves rows of steps that do not count.
-    """
-    counts = episodes["start"] + episodes["length"] <= num_steps
-    return episodes if counts.all() else episodes[counts]  # A table of many episodes is not copied.
-
-
-def committed_resets(file: h5py.File) -> np.ndarray | None:
-    """Read the rows of /resets before committed steps and after the last one; None where a run took the steps."""
-    rows = table_of(file, "resets") if is_recording(file.attrs) else np.zeros(0, RESET)
-    return possible_resets(attributes_of(file), rows, num_steps_of(file))
-
-
-def possible_resets(root: Mapping[str, object], resets: np.ndarray, num_steps: int) -> np.ndarray | None:
-    """Return the rows of /resets before the first `num_steps` steps and after them; None where a run took the steps.
-
-    ContentError if an env or a step cannot be.
-    """
-    if not is_recording(root):
-        return None
-    num_envs = count(root, "num_envs")
-    if ((resets["env_index"] < 0) | (resets["env_index"] >= num_envs) | (resets["step"] < 0)).any():
-        raise ContentError("resets names an env or a step that cannot be; the file is damaged")
-    return resets[resets["step"] <= num_steps]
-
-
 def identity(tell: Tell, path: str) -> dict[str, Any]:
-    """Read whose file it is: its run's configuration, in JSON, its policy, its format, and whether it is complete."""
+    """Read whose file it is: its run's configuration, in JSON, its policy, its promise, and whether it is complete."""
     with reading(path, tell) as (file, note):
         return identity_of(CheckedFile(file, path, note).root)
 
@@ -293,6 +263,6 @@ def identity_of(attributes: Mapping[str, object]) -> dict[str, Any]:
     return {
         "config": text(attributes, "config"),
         "policy_sha256": text(attributes, "policy_sha256") if "policy_sha256" in attributes else "",
-        "version": count(attributes, "format_version"),
+        "promise": promise_of(attributes).value,
         "complete": bool(text(attributes, "finished").strip()),
     }

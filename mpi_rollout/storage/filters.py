@@ -20,8 +20,8 @@ import h5py
 import numpy as np
 
 from mpi_rollout.errors import Option, UsageError
+from mpi_rollout.text import pip_install
 
-EXTRA = "mpi_rollout[compression]"
 FILTER_CODES = {"gzip": h5py.h5z.FILTER_DEFLATE, "lz4": 32004, "zstd": 32015, "blosc": 32001}
 NAMES = {code: name for name, code in FILTER_CODES.items()}
 PLUGINS = "lz4", "zstd", "blosc"
@@ -183,7 +183,7 @@ def is_available(compression: str) -> bool:
 
 def why_missing(compression: str) -> str:
     """Say what to do about a compression that is not available."""
-    return f"{compression} needs the package hdf5plugin, which is not installed: pip install '{EXTRA}'"
+    return f"{compression} needs the package hdf5plugin, which is not installed: {pip_install('[compression]')}"
 
 
 def check_available(compression: str) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any
 
-import h5py
 import numpy as np
 
 from mpi_rollout.config import DATA_OPTIONS, RolloutConfig
@@ -18,13 +17,13 @@ from mpi_rollout.options import unused
 from mpi_rollout.policies.sources import sha256_of
 from mpi_rollout.process.paths import located
 from mpi_rollout.storage import ownership
-from mpi_rollout.storage.checked_file import committed_episodes, identity_of, reproducibility_of
+from mpi_rollout.storage.checked_file import identity_of
 from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.filters import check_available
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.storage.status import refuse_running, status_path
-from mpi_rollout.storage.untrusted import open_unmarked
+from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.stored_config import difference, read_config
 from mpi_rollout.text import shortened
 
@@ -79,12 +78,12 @@ def claim_output(config: RolloutConfig) -> ClaimedOutput:
     remove_unfinished(part + ".new")
     replaces = identity(path)
     if not os.path.lexists(part):
-        past = look_into(config, path) if replaces else None
-        return ClaimedOutput(past, warning, replaces=replaces, source=path)
+        stored = look_into(config, path) if replaces else None
+        return ClaimedOutput(None if stored is None else read_past(stored), warning, replaces=replaces, source=path)
     lock_of_part = lock(part)
     try:
-        if past := past_to_continue(config, part):
-            return ClaimedOutput(past, warning, lock_of_part, replaces, part)
+        if stored := run_to_continue(config, part):
+            return ClaimedOutput(read_past(stored), warning, lock_of_part, replaces, part)
     except BaseException:
         lock_of_part.release()
         raise
@@ -92,25 +91,23 @@ def claim_output(config: RolloutConfig) -> ClaimedOutput:
     return claim_output(config)
 
 
-def past_to_continue(config: RolloutConfig, part: str) -> Past | None:
-    """Return where the run of an unfinished file stood; if it has committed no step, remove the file."""
-    past = look_into(config, part)
-    if past is None or past.num_steps == 0:
+def run_to_continue(config: RolloutConfig, part: str) -> StoredRun | None:
+    """Open an unfinished file; if it has committed no step, remove it and return None."""
+    stored = look_into(config, part)
+    if stored is None or stored.num_steps == 0:
         os.unlink(part)
         return None
-    if why := why_not_brought_back(part):
+    if why := why_not_brought_back(stored.reproducibility):
         raise UsageError(
             f"--out {config.out}: {part} cannot be continued: {why}; keep what there is with "
             f"`python -m mpi_rollout recover {quote(part)}`, or move it away"
         )
-    return past
+    return stored
 
 
-def why_not_brought_back(path: str) -> str:
-    """Return why the envs of a file cannot be brought to where they were; "" where they can."""
-    with open_unmarked(path) as file:
-        reproducibility = reproducibility_of(file)
-    return f"{reproducibility.words} and cannot be brought back" if reproducibility == Reproducibility.SLICE else ""
+def why_not_brought_back(promised: Reproducibility) -> str:
+    """Return why envs of this promise cannot be brought to where they were; "" where they can."""
+    return f"{promised.words} and cannot be brought back" if promised == Reproducibility.SLICE else ""
 
 
 def check_place(config: RolloutConfig) -> str:
@@ -172,7 +169,9 @@ def check_extends(config: RolloutConfig, path: str) -> None:
         raise UsageError(
             f"--out {config.out} is a link; to extend the file give its name, --out {quote(os.path.realpath(path))}"
         )
-    why = why_not_brought_back(path) if config.trajectories else "it has no trajectories"
+    why = "it has no trajectories"
+    if config.trajectories:
+        why = why_not_brought_back(Reproducibility(stored["promise"]))
     if why:
         raise UsageError(
             f"--out {config.out}: {path} cannot be extended, since {why}; move it away or use another --out"
@@ -188,8 +187,8 @@ def remove_unfinished(path: str) -> None:
         lock_of_old.release()
 
 
-def look_into(config: RolloutConfig, part: str) -> Past | None:
-    """Check a file, and return where its run stood; None if it has no trajectories.
+def look_into(config: RolloutConfig, part: str) -> StoredRun | None:
+    """Check all of a file, and open it; None if it has no trajectories.
 
     DataError if the file is damaged, UsageError if it is another run's.
     """
@@ -200,26 +199,25 @@ def look_into(config: RolloutConfig, part: str) -> Past | None:
             f"{error}; {part} cannot be continued and was left as it is: `python -m mpi_rollout recover {quote(part)}` "
             "makes a file of what is whole, or move it away to begin anew"
         ) from error
-    with open_unmarked(part) as file:
-        check_same_run(config, identity_of(file.attrs), part)
-        return read_past(file, config.seed) if config.trajectories else None
+    stored = StoredRun(part)
+    check_same_run(config, identity_of(stored.attributes), part)
+    return stored if config.trajectories else None
 
 
-def read_past(file: h5py.File, seed: int) -> Past:
+def read_past(stored: StoredRun) -> Past:
     """Read where the envs of a file stood after its last commit."""
-    num_steps = int(file["trajectories"].attrs["num_steps"])
-    num_envs = int(file.attrs["num_envs"])
-    rows = committed_episodes(file)
-    is_over = rows["terminated"] | rows["truncated"]
-    envs, ends = rows["env_index"][is_over], (rows["start"] + rows["length"])[is_over]
+    num_steps, num_envs, ended = stored.num_steps, stored.config.num_envs, stored.ended
     starts = np.zeros(num_envs, np.int64)
-    num_reset_rows = num_reset_rows_of(file.attrs)
-    np.maximum.at(starts, envs, ends + num_reset_rows)
+    num_reset_rows = num_reset_rows_of(stored.attributes)
+    np.maximum.at(starts, ended["env_index"], ended["start"] + ended["length"] + num_reset_rows)
     # Also of envs that were lost with their rank, and begin again: all their rows since are ends.
     if num_steps and num_reset_rows:
-        ends = file["trajectories/terminations"][num_steps - 1] | file["trajectories/truncations"][num_steps - 1]
-        starts[ends] = num_steps + 1
-    return Past(seed, num_steps, np.bincount(envs, minlength=num_envs), starts, reproducibility_of(file))
+        last, envs = slice(num_steps - 1, num_steps), slice(0, num_envs)
+        terminated, truncated = (stored.read(name, last, envs)[0] for name in ("terminations", "truncations"))
+        starts[terminated | truncated] = num_steps + 1
+        stored.close()
+    num_ended = np.bincount(ended["env_index"], minlength=num_envs)
+    return Past(stored.config.seed, num_steps, num_ended, starts, stored.reproducibility)
 
 
 def check_folder(path: str) -> str:
@@ -238,8 +236,7 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
     """Refuse to go on with the file of another run; `stored` is what `checked_file.identity` says of the file.
 
     Return whether the file is complete, and of the same run with fewer steps: it can be extended.  UsageError if
-    options that decide on the data differ, or if this version of the program would go on with other actions; the
-    message says which.
+    options that decide on the data differ; the message says which.
     """
     is_complete = stored["complete"]
     before = read_config(stored["config"], path)
@@ -261,11 +258,6 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
         raise UsageError(
             f"--out {config.out}: {path} is of a run with another {config.policy} (its SHA-256 was "
             f"{stored['policy_sha256'][:16]}...); {advice}"
-        )
-    if stored["version"] == 1 and config.is_random and (has_fewer or not is_complete):
-        raise UsageError(
-            f"--out {config.out}: {path} was begun by a version of mpi_rollout that draws other random actions from "
-            "the same seed; finish it with that version, move it away, or use another --out"
         )
     return has_fewer
 

@@ -209,16 +209,18 @@ def free_space(path: str) -> str:
 
 
 def check_place(name: str, path: str, place: str = "", way_out: str = "") -> str:
-    """Refuse the path of an option where no file can be written, by StorageError; return why none can be locked, or "".
+    """Refuse a path where no file can be written, by StorageError; return why none can be locked, or "".
 
-    `place` is where the path is, if that is not seen from the current folder.
+    `name` is the option that the path belongs to, or "".  `place` is where it is, if that is not seen from the current
+    folder.
     """
+    named = Option(name, path) if name else path
     folder = os.path.dirname(place or path) or "."
     if not os.path.isdir(folder):
         is_file = os.path.lexists(folder)
         make_it = f"mkdir -p {quote(os.path.dirname(path))}"
-        advice = ("that is a file; use another ", Option(name)) if is_file else (make_it,)
-        raise StorageError(Option(name, path), f": there is no folder {folder}; ", *advice)
+        advice = ("that is a file; use another ", Option(name) if name else "name") if is_file else (make_it,)
+        raise StorageError(named, f": there is no folder {folder}; ", *advice)
     probe = temporary_path(place or path, "probe")  # Access rights do not tell: a file system can be read-only.
     try:
         descriptor = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
@@ -228,7 +230,7 @@ def check_place(name: str, path: str, place: str = "", way_out: str = "") -> str
         return why_not
     except OSError as error:
         words = f": cannot write to {folder}: {error.strerror}{way_out}"
-        raise StorageError(Option(name, path), words) from error
+        raise StorageError(named, words) from error
 
 
 def make_folder(path: str) -> None:

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 
 from mpi_rollout.core.columns import has_last_row
-from mpi_rollout.errors import ContentError, DataError, StorageError
+from mpi_rollout.errors import ContentError, DataError, RolloutError, StorageError
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.chunks import ChunkWriter, FileWriter
@@ -25,7 +25,7 @@ from mpi_rollout.storage.schema import (
     fault_row,
     leaf_datasets,
 )
-from mpi_rollout.storage.untrusted import Tell, count, number
+from mpi_rollout.storage.untrusted import Tell, count, is_of_reading, number
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import verify
 from mpi_rollout.stored_config import read_config
@@ -85,10 +85,14 @@ def _fill(source: CheckedFile, destination: FileWriter, tell: Tell) -> None:
 
 @contextmanager
 def writing(path: str) -> Iterator[None]:
-    """Report OSErrors as failures to write this file: what is read has been checked."""
+    """Blame the new file for what HDF5 or the system raise here; who reads raises errors of its own."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
+    except RolloutError:
+        raise
+    except Exception as error:
+        if not is_of_reading(error):
+            raise
         raise StorageError(f"cannot write {path}: {system_words(error)} ({free_space(path)})") from error
 
 

@@ -7,15 +7,17 @@ committed), of_num_steps, starts (how often the run was started), pid, host, upd
 import json
 import os
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from shlex import quote
-from time import time
 
 from mpi_rollout.errors import UsageError
 from mpi_rollout.process.clock import utc_now
+from mpi_rollout.storage.ownership import is_locked
 
 BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-FRESH_S = 60.0  # An older status is not of a run that is under way on another host.
+FRESH_S = 60.0  # An older status is not of a run that is under way on another host: that tells it twice a second.
 MOST_CHARS = 2**20  # The length of a status at most; most have a few hundred.
 
 
@@ -110,21 +112,27 @@ def read_status(out: str) -> dict[str, object]:
         return {}
 
 
-def refuse_running(path: str) -> None:
-    """Where there are no locks, believe what the status of an output says.
+def is_running(out: str, status: Mapping[str, object]) -> bool:
+    """Tell whether the run of a status is under way.
 
-    Refuse a run that is under way: its process lives on this host, or it has said so within a minute on another one.
+    It holds the lock of its output, or its process lives on this host, or it has said so within a minute on another
+    one.  Some file systems have no locks, and some do not show a host the locks of another one.
     """
-    status = read_status(path)
-    if status.get("state") != "running":
-        return
-    host, pid = status.get("host"), status.get("pid")
-    if host == os.uname().nodename:
-        is_alive = os.path.exists(f"/proc/{pid}")
-    else:
-        is_alive = time() - os.path.getmtime(status_path(path)) < FRESH_S
-    if is_alive:
+    if status.get("state") != "running" or is_locked(f"{out}.part"):
+        return status.get("state") == "running"
+    if status.get("host") == os.uname().nodename:
+        return os.path.exists(f"/proc/{status.get('pid')}")
+    try:
+        silent_s = (datetime.now(UTC) - datetime.fromisoformat(str(status.get("updated")))).total_seconds()
+    except (TypeError, ValueError):  # It is no time.
+        return False
+    return silent_s < FRESH_S
+
+
+def refuse_running(path: str) -> None:
+    """Where there are no locks, believe what the status of an output says: refuse a run that is under way."""
+    if is_running(path, status := read_status(path)):
         raise UsageError(
-            f"{path}.part: another run is writing it, process {pid} on {host}; wait for its end or use another --out "
-            f"(if there is none, rm {quote(status_path(path))})"
+            f"{path}.part: another run is writing it, process {status.get('pid')} on {status.get('host')}; wait for "
+            f"its end or use another --out (if there is none, rm {quote(status_path(path))})"
         )

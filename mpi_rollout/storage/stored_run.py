@@ -37,7 +37,7 @@ def _close_all() -> None:
 class StoredRun:
     """A file, its attributes, and the rows of its columns that are committed.
 
-    DataError from the constructor if it is no file of a run, or has no trajectories, or is damaged.
+    DataError from the constructor if it is no file of a run, or is damaged.
 
     Attributes
     ----------
@@ -45,6 +45,8 @@ class StoredRun:
         The dtype and shape for one env of every column, by its path below /trajectories.
     num_steps
         Committed steps, when the file was last looked at.
+    reproducibility
+        What the envs promise about random numbers.
     resets
         The rows of /resets; None where a run took the steps.
     episodes
@@ -72,10 +74,8 @@ class StoredRun:
 
     def _look(self) -> None:
         with checked(self.locate(), lambda doing: None) as checks:
-            if not checks.has_trajectories:
-                raise DataError(f"{self.path} has no trajectories: its run measured throughput only")
             self.attributes, self.config, self.is_complete = checks.root, checks.config, checks.is_complete
-            self.is_sealed, self.num_steps = checks.is_sealed, checks.num_steps
+            self.is_sealed, self.num_steps, self.reproducibility = checks.is_sealed, checks.num_steps, checks.promise
             self.episodes, self.resets = checks.committed_episodes(), checks.resets()
             datasets = checks.trajectories()
             self.leaves = {
@@ -83,6 +83,11 @@ class StoredRun:
                 for name, dataset in datasets.items()
             }
             self.chunks = {name: dataset.chunks for name, dataset in datasets.items()}
+
+    def check_has_steps(self) -> None:
+        """Raise DataError if its run did not store trajectories."""
+        if not self.config.trajectories:
+            raise DataError(f"{self.path} has no trajectories: its run measured throughput only")
 
     def has(self, rows: np.ndarray) -> np.ndarray:
         """Tell for each episode whether its steps are in the file."""
@@ -134,6 +139,11 @@ class StoredRun:
         if isinstance(rows, slice):
             return self.attempt(lambda: self.stored(name).read(rows.start, rows.stop, envs, into), name)
         return self.attempt(lambda: self.stored(name).pick(rows, envs), name)
+
+    @property
+    def ended(self) -> np.ndarray:
+        """The rows of the episodes that have ended."""
+        return np.asarray(self.episodes[self.episodes["terminated"] | self.episodes["truncated"]])
 
     def unfinished(self) -> np.ndarray:
         """Return the rows of the episodes that the end of the data cuts: neither terminated nor truncated.

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
@@ -22,14 +22,13 @@ from mpi_rollout.text import first_line
 
 MOST_ATTRIBUTES = 64  # Reading one takes a millisecond.
 ROOM_NBYTES = 2**26  # A dataset may be longer than the file by so much: its writer extends it before it writes rows.
-OpenFile: TypeAlias = h5py.File  # A file that was verified: attributes, and arrays by their paths.
 Tell = Callable[[str], None]  # Takes what is being read, in a process that somebody watches.
 ATTEMPTS = 3  # To read a file that a run is writing.
 Content = TypeVar("Content")
 Parsed = TypeVar("Parsed", dict[str, Any], list[Any])
 
 
-def open_unmarked(path: str) -> OpenFile:
+def open_unmarked(path: str) -> h5py.File:
     """Open a file for reading, as if its writer had closed it; it may have been left by a killed one."""
     with open(path, "rb") as file:
         head = file.read(len(SIGNATURE))

@@ -8,8 +8,8 @@ Workers import this module: it does not import h5py.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -17,13 +17,15 @@ from gymnasium import spaces
 from mpi_rollout.core.column_types import is_name, mask_name
 from mpi_rollout.core.columns import RESULTS, noun
 from mpi_rollout.core.spaces import Bounds, Leaf, Space, first_of, leaves
-from mpi_rollout.errors import ContentError, UsageError
+from mpi_rollout.errors import ContentError, Option, UsageError, spelled
+from mpi_rollout.process.console import say
 
 if TYPE_CHECKING:
     import h5py
 
 NONE_WRONG = (0, -1, -1)
-OPTIONS = {"out_of_bounds": "--env-checks bounds", "not_finite": "--env-checks finite"}
+OPTIONS = {"out_of_bounds": Option("env_checks", "bounds"), "not_finite": Option("env_checks", "finite")}
+Parts: TypeAlias = tuple[Option | str, ...]  # The parts of a message.
 
 
 def check_storable(observation_space: Space, action_space: Space, way_out: str = "use --no-trajectories") -> None:
@@ -67,7 +69,7 @@ class ValueCheck:
         self.name, self._noun, self._bounds, self._num_rows = name, noun, bounds, 0
         self.counts: dict[str, tuple[int, int, int]] = dict.fromkeys(bounds.kinds, NONE_WRONG)
 
-    def append(self, array: np.ndarray, first_row: int, stop: int) -> list[str]:
+    def append(self, array: np.ndarray, first_row: int, stop: int) -> list[Parts]:
         """Count in the new ones of an array's first `stop` rows, see `ChunkWriter.append`; warn of each new kind."""
         start = max(self._num_rows - first_row, 0)
         if stop <= start:
@@ -75,7 +77,7 @@ class ValueCheck:
         self._num_rows = first_row + stop
         return self.add(array[start:stop], first_row + start)
 
-    def add(self, values: np.ndarray, first_row: int, first_env: int = 0) -> list[str]:
+    def add(self, values: np.ndarray, first_row: int, first_env: int = 0) -> list[Parts]:
         """Count in values of shape (rows, envs, ...); warn of each new kind."""
         if self._bounds.hold(values):
             return []
@@ -93,12 +95,10 @@ class ValueCheck:
             self.counts[kind] = count + int(rows.sum()), step, env_index
         return warnings
 
-    def _warning(self, kind: str, step: int, env_index: int, words: str) -> str:
-        errors = "" if self.name.startswith("infos/") else f"; {OPTIONS[kind]} makes them errors of the env"
-        return (
-            f"env {env_index}, step {step}: its {self._noun} is {words}; such values are stored as they are, and "
-            f"counted in the file{errors}"
-        )
+    def _warning(self, kind: str, step: int, env_index: int, words: str) -> Parts:
+        value = f"env {env_index}, step {step}: its {self._noun} is {words}"
+        errors = () if self.name.startswith("infos/") else ("; ", OPTIONS[kind], " makes them errors of the env")
+        return (f"{value}; such values are stored as they are, and counted in the file", *errors)
 
     @property
     def wrong(self) -> list[dict[str, str | int]]:
@@ -107,10 +107,7 @@ class ValueCheck:
 
 
 class ValueChecks:
-    """Counts the wrong values of a file; ContentError if the root group's attributes describe no space.
-
-    `warnings` are what the user must know, once for each leaf and kind; who says it removes it.
-    """
+    """Counts the wrong values of a file; ContentError if the root group's attributes describe no space."""
 
     def __init__(self, attributes: Mapping[str, object]):
         spaces = json.loads(str(attributes["spaces"]))
@@ -130,7 +127,7 @@ class ValueChecks:
         ]
         self._never_said = {f"infos/{mask_name(leaf.path)}": leaf.path for leaf in infos}
         self.of = {check.name: check for check in checks if check.counts}
-        self.warnings: list[str] = []
+        self._warnings: list[Parts] = []  # Once for each leaf and kind, until they are said.
 
     def append(self, name: str, array: np.ndarray, first_row: int, stop: int) -> bool:
         """Count in rows of a dataset, see `ValueCheck.append`; tell whether there are more wrong values than before."""
@@ -141,14 +138,19 @@ class ValueChecks:
             return False
         check = self.of[name]
         before = dict(check.counts)
-        self.warnings += check.append(array, first_row, stop)
+        self._warnings += check.append(array, first_row, stop)
         return check.counts != before
 
     def warn_of_silence(self) -> None:
         """Warn, when all is written, of infos that no env has given."""
         if self._never_said:
             names = ", ".join(map(repr, self._never_said.values()))
-            self.warnings.append(f"--store-infos: no env has given the info {names}; all masks are false")
+            self._warnings.append((Option("store_infos"), f": no env has given the info {names}; all masks are false"))
+
+    def say_warnings(self, spell: Callable[[Option], str]) -> None:
+        """Tell the user of wrong values that were counted since."""
+        while self._warnings:
+            say(f"mpi_rollout: {spelled(self._warnings.pop(0), spell)}\n")
 
     def write(self, trajectories: "h5py.Group") -> None:
         """Put the counts into attributes of the datasets; the attributes are there since the file was made."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
-from mpi_rollout.errors import RolloutError, StorageError
+from mpi_rollout.errors import Option, RolloutError, StorageError
 from mpi_rollout.storage.ownership import free_space
 from mpi_rollout.storage.run_file import Ending, Prefix, RunFile
 from mpi_rollout.storage.schema import FAULT, INTERVAL, Schema, fault_row, libraries
@@ -112,6 +112,11 @@ class Writer:
     def discard(self) -> None:
         """Close and remove the unfinished file."""
         self._ask(self._file.discard)
+
+    def say_warnings(self, spell: Callable[[Option], str]) -> None:
+        """Tell the user of wrong values that were stored, once for each kind."""
+        if self.values is not None:
+            self.values.say_warnings(spell)
 
     def release(self) -> None:
         """Let other runs write there.  Call it last of all: what they say of themselves then stays."""

@@ -5,7 +5,6 @@ in one file.  Only the command line imports this package.
 
 commands  the command lines of all of them       study_file  the file that holds a study with its samples
 jobs      options, order, commands of jobs       scaling     job after job, as a whole or in parts
-machine   facts of it, and a folder for jobs     figures     from samples to figures, by `statistics`
-study     what is asked, and what a job gave     report, picture  how they are shown
-tune, compare   other questions, asked in the same way
+study     what is asked, and what a job gave     figures     from samples to figures, by `statistics`
+tune, compare   other questions, asked in the same way      report, picture  how they are shown
 """

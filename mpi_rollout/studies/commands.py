@@ -48,7 +48,9 @@ def lengths_list(text: str) -> tuple[str, ...]:
 
 def add_scaling(commands: Commands) -> None:
     """Add `scaling strong`, `weak` and `gather`."""
-    scaling = commands.add_parser("scaling", help="measure how much faster more ranks are; starts mpirun by itself")
+    text = "measure how much faster more ranks are; starts mpirun by itself"
+    more = "For more ranks than you have: python benchmarks/model, in a checkout."
+    scaling = commands.add_parser("scaling", help=text, epilog=more)
     kinds = scaling.add_subparsers(required=True, metavar="strong|weak|gather")
     _add_kind(kinds, "strong", "--num-envs", "over all ranks, the same on any number of ranks")
     _add_kind(kinds, "weak", "--envs-per-rank", "on each rank")
@@ -121,10 +123,10 @@ def _tune_command(options: argparse.Namespace) -> int:
 
 def add_compare(commands: Commands) -> None:
     """Add the command `compare`."""
-    from mpi_rollout.studies.compare.systems import NAMES
+    from mpi_rollout.studies.compare.systems import NAMES, OTHERS
 
     text = "find the fastest vector env for an env on this machine; starts mpirun by itself"
-    parser = commands.add_parser("compare", help=text)
+    parser = commands.add_parser("compare", help=text, epilog=f"For other programs: {OTHERS}.")
     add, text = parser.add_argument, "number of ranks of this program (default: one for each core that may be used)"
     add("--systems", default="", metavar="NAMES", help=f"systems to measure, with commas, of {NAMES} (default: all)")
     add("--ranks", type=int, metavar="R", help=text)

@@ -4,7 +4,6 @@ The base case is absolute: what a bare loop does on one rank, measured by the st
 sample a job.  A job of more ranks is compared with that, not with this program on one rank.
 """
 
-from collections.abc import Callable
 from functools import cached_property
 from statistics import median
 
@@ -35,7 +34,6 @@ class PointFigures:
         self.of_limit = median(job.env_steps_per_s / _bare(job) for job in jobs)
         self.speed_up = statistics.ratio(self.rate, base) if base else None
         self.efficiency = self.speed_up.scaled(1 / self.num_ranks) if self.speed_up else None
-        self.karp_flatt = statistics.karp_flatt(self.speed_up.median, self.num_ranks) if self.speed_up else np.nan
         useful_s = [np.array([rank.env_s for rank in job.ranks]) for job in jobs]
         self.load_balance = median(each.mean() / each.max() for each in useful_s)
         busiest = zip(useful_s, jobs, strict=True)
@@ -46,8 +44,6 @@ class PointFigures:
         if base:
             env_step_s = median(job.env_s * self.num_ranks / job.env_steps for job in jobs)
             self.losses = self.shares | {"env": self.shares["env"] * (1 - 1 / base.median / env_step_s)}
-        self.exchange_s = median(job.exchange_s / job.num_steps for job in jobs)
-        self.exchange_bytes = jobs[0].exchange_bytes
 
 
 class Analysis:
@@ -87,26 +83,15 @@ class Analysis:
         return "Amdahl" if self.study.kind == "strong" else "Gustafson"
 
     @cached_property
-    def fits(self) -> dict[str, Fit | NoFit]:
-        """By name: the law of this kind of study, and `exchange`."""
-        law = statistics.amdahl if self.study.kind == "strong" else statistics.gustafson
-        return {
-            self.law: _attempt(lambda: law(self._speed_ups())),
-            "exchange": _attempt(lambda: statistics.alpha_beta(*self._exchanges())),
-        }
-
-    def _speed_ups(self) -> dict[int, float]:
+    def fit(self) -> Fit | NoFit:
+        """The law of this kind of study, or why there is no fit."""
         if self.base is None:
-            raise NoFit("no base case: no job of one rank gave a result")
-        return {point.num_ranks: point.speed_up.median for point in self.fit_points if point.speed_up}
-
-    def _exchanges(self) -> tuple[dict[int, float], dict[int, float]]:
-        """Return seconds and bytes of an exchange, by numbers of ranks."""
-        run = self.study.run
-        if run["batch_size"] is not None or run["num_groups"] != 1 or self.fragment_length > 1:
-            raise NoFit("only lockstep (--fragment-length 1) shows what one exchange takes")
-        seconds = {point.num_ranks: point.exchange_s for point in self.fit_points}
-        return seconds, {point.num_ranks: point.exchange_bytes for point in self.fit_points}
+            return NoFit("no base case: no job of one rank gave a result")
+        try:
+            law = statistics.amdahl if self.study.kind == "strong" else statistics.gustafson
+            return law({point.num_ranks: point.speed_up.median for point in self.fit_points if point.speed_up})
+        except NoFit as error:
+            return error
 
 
 def analyses(file: StudyFile) -> list[Analysis]:
@@ -116,10 +101,3 @@ def analyses(file: StudyFile) -> list[Analysis]:
 
 def _bare(job: Sample) -> float:
     return median(bare for _, bare in job.limit)
-
-
-def _attempt(make: Callable[[], Fit]) -> Fit | NoFit:
-    try:
-        return make()
-    except NoFit as error:
-        return error

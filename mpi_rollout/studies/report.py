@@ -1,12 +1,10 @@
 """What a study of scaling shows, as text: speed-up, efficiency, fits, what holds it back."""
 
-import math
 from collections.abc import Sequence
 
 from mpi_rollout.studies.figures import Analysis, PointFigures, analyses
-from mpi_rollout.studies.machine import place_and_time
 from mpi_rollout.studies.statistics import Fit, NoFit
-from mpi_rollout.studies.study_file import StudyFile
+from mpi_rollout.studies.study_file import StudyFile, place_and_time
 from mpi_rollout.text import counted
 
 QUIET = 0.9  # A share of a core: ranks spin while they wait, so on a quiet machine they have all of it.
@@ -19,7 +17,7 @@ CAUSES = {
 }
 COLUMNS = (
     *("ranks", "envs", "jobs", "env steps/s", "speed-up", "efficiency"),
-    *("of limit", "load balance", "comm. eff.", "Karp-Flatt"),
+    *("of limit", "load balance", "comm. eff."),
 )
 
 
@@ -38,7 +36,7 @@ def lines(file: StudyFile) -> list[str]:
                 "between their nodes or hours is not in the ranges"
             )
     for analysis, label in some:
-        text += [*label, *(_fit_line(name, law) for name, law in analysis.fits.items()), cause(analysis.fit_points)]
+        text += [*label, f"{analysis.law}'s law: {_fit_words(analysis.fit)}", cause(analysis.fit_points)]
     return text + file.failures
 
 
@@ -73,7 +71,6 @@ def _cells(point: PointFigures) -> tuple[str, ...]:
         f"{point.of_limit:.3f}",
         f"{point.load_balance:.3f}",
         f"{point.communication_efficiency:.3f}",
-        "-" if math.isnan(point.karp_flatt) else f"{point.karp_flatt:.4f}",
     )
 
 
@@ -117,17 +114,11 @@ def disturbance(several: list[Analysis]) -> list[str]:
     ]
 
 
-def _fit_line(name: str, law: Fit | NoFit) -> str:
-    title = "exchange, alpha-beta" if name == "exchange" else f"{name}'s law"
-    if isinstance(law, NoFit):
-        return f"{title}: no fit: {law}"
-    checked = f"within {100 * law.worst_error:.1f} %; the largest, held out, {100 * law.held_out_error:+.1f} %"
-    if name != "exchange":
-        return f"{title}: serial fraction {law.serial_fraction:.4f} ({checked})"
-    root_s, alpha_s, beta_s = law.coefficients
-    text = f"{title}: {root_s * 1e6:.1f} us + {alpha_s * 1e6:.1f} us per message + {beta_s * 1e9:.3f} ns per byte"
-    doubt = "; a negative part means that these points do not tell the parts apart" * (min(law.coefficients) < 0)
-    return f"{text} ({checked}{doubt})"
+def _fit_words(fit: Fit | NoFit) -> str:
+    if isinstance(fit, NoFit):
+        return f"no fit: {fit}"
+    checked = f"within {100 * fit.worst_error:.1f} %; the largest, held out, {100 * fit.held_out_error:+.1f} %"
+    return f"serial fraction {fit.serial_fraction:.4f} ({checked})"
 
 
 def cause(points: list[PointFigures]) -> str:

@@ -15,10 +15,18 @@ from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import STDOUT, say, show
 from mpi_rollout.storage.output import check_folder
 from mpi_rollout.studies import report
-from mpi_rollout.studies.jobs import JobFailed, JobRunner, check_scipy, find_launcher, run_command, usable_launcher
-from mpi_rollout.studies.machine import claimed, job_folder, machine_facts, origin
+from mpi_rollout.studies.jobs import (
+    JobFailed,
+    check_scipy,
+    claimed,
+    find_launcher,
+    job_folder,
+    run_command,
+    run_job,
+    usable_launcher,
+)
 from mpi_rollout.studies.study import Point, Sample, Study, sample_of
-from mpi_rollout.studies.study_file import StudyFile, check_same_study, gathered, part_of
+from mpi_rollout.studies.study_file import StudyFile, check_same_study, gathered, machine_facts, origin, part_of
 from mpi_rollout.text import counted
 
 WARM_UP = -1
@@ -43,10 +51,13 @@ def commands_of(study: Study, points: Sequence[Point], folder: Path) -> dict[Poi
 
 
 class Runner:
-    """Does the jobs of a study, and keeps in `file` all samples so far; writes it to `path` after each job."""
+    """Does the jobs of a study, and keeps in `file` all samples so far; writes it to `path` after each job.
 
-    def __init__(self, file: StudyFile, launcher: str, jobs: JobRunner, path: str = ""):
-        self.file, self._launcher, self._jobs, self._path = file, launcher, jobs, path
+    `folder` is for the jobs' own files.
+    """
+
+    def __init__(self, file: StudyFile, launcher: str, folder: Path, path: str = ""):
+        self.file, self._launcher, self._folder, self._path = file, launcher, folder, path
 
     def run(self, order: Sequence[Point]) -> None:
         """Do those of some jobs that have no sample yet; Interrupted if somebody asks us to stop."""
@@ -91,8 +102,10 @@ class Runner:
         return sample.result
 
     def _sample(self, point: Point) -> Sample:
-        started, command = utc_now(), _command(self._launcher, self.file.study, point, self._jobs.folder)
-        return sample_of(point, started, int(self.file.facts["num_cores"]), self._jobs.run(command))
+        study, started = self.file.study, utc_now()
+        command = _command(self._launcher, study, point, self._folder)
+        outcome = run_job(command, self._folder, study.jobs.timeout_s)
+        return sample_of(point, started, int(self.file.facts["num_cores"]), outcome)
 
 
 @dataclass(frozen=True)
@@ -173,9 +186,9 @@ def measure(measurement: Measurement) -> int:
             Path(path).parent.mkdir(exist_ok=True)
         except OSError as error:
             raise StorageError(f"cannot make the folder {Path(path).parent}: {error.strerror}") from error
-    with claimed(path) as folder, JobRunner(folder, measurement.study.jobs.timeout_s) as jobs:
+    with claimed(path) as folder:
         now = StudyFile(measurement.study, machine_facts(), origin())
-        runner = Runner(measurement.start(gathered(measurement.out), now), launcher, jobs, path)
+        runner = Runner(measurement.start(gathered(measurement.out), now), launcher, folder, path)
         order, done = measurement.order, runner.file.done
         if left := [point for point in order if point not in done]:
             if len(left) < len(order):

@@ -1,18 +1,15 @@
 """The statistics of studies, as functions of numbers.
 
 Sources: Hoefler and Belli, Scientific Benchmarking of Parallel Computing Systems (SC 2015), for intervals and what to
-state; Amdahl (1967), Gustafson (1988), Karp and Flatt (1990), Hockney (1994) for the models; Extra-P for how many
-points a model needs.
+state; Amdahl (1967) and Gustafson (1988) for the models; Extra-P for how many points a model needs.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 NEEDED_POINTS = 5  # Extra-P asks for as many before it makes a model.
-SAME_PARTS = "the points do not tell the parts of the model apart"
 
 
 class NoFit(ValueError):
@@ -69,57 +66,23 @@ def ratio(over: Interval, under: Interval) -> Interval:
     return Interval(over.median / under.median, over.low / under.high, over.high / under.low, coverage)
 
 
-def karp_flatt(speed_up: float, num_ranks: int) -> float:
-    """Return the serial fraction that this speed-up would mean in Amdahl's law; NaN for 1 rank.
-
-    If it rises with the number of ranks, overhead grows; if it is constant, there is a serial part.
-    """
-    return (1 / speed_up - 1 / num_ranks) / (1 - 1 / num_ranks) if num_ranks > 1 else math.nan
-
-
 @dataclass(frozen=True)
 class Fit:
-    """A linear model by least squares of relative errors.
+    """A serial and a parallel part, by least squares of relative errors.
 
     `worst_error` is the largest relative error at a point of the fit; `held_out_error` that at the largest number of
     ranks, of the same model fitted without that point.
     """
 
-    coefficients: tuple[float, ...]
+    serial: float
+    parallel: float
     worst_error: float
     held_out_error: float
 
     @property
     def serial_fraction(self) -> float:
-        """Of a fit by `amdahl` or `gustafson`: the serial part's share of one rank's time."""
-        serial, parallel = self.coefficients
-        return serial / (serial + parallel)
-
-
-def fit(columns: Sequence[np.ndarray], values: np.ndarray) -> Fit:
-    """Fit `values` by a sum of columns; the last point is held out for the check.
-
-    NoFit if there are too few points, with the last one or without, or they do not tell the columns apart.
-    """
-    num_points, parts = len(values), np.stack(columns, axis=1)
-    if num_points < NEEDED_POINTS:
-        raise NoFit(f"{num_points} point{'s' * (num_points != 1)}, {NEEDED_POINTS} are needed")
-    if (values <= 0).any():
-        raise NoFit("a value is not positive")
-    coefficients = _solve(parts, values)
-    errors = parts @ coefficients / values - 1
-    held_out = parts[-1] @ _solve(parts[:-1], values[:-1]) / values[-1] - 1
-    return Fit(tuple(coefficients.tolist()), float(np.abs(errors).max()), float(held_out))
-
-
-def _solve(parts: np.ndarray, values: np.ndarray) -> np.ndarray:
-    scale = np.abs(parts).max(axis=0)  # Bytes and counts differ by many digits.
-    if (scale == 0).any():
-        raise NoFit(SAME_PARTS)
-    coefficients, _, rank, _ = np.linalg.lstsq(parts / scale / values[:, None], np.ones(len(values)), rcond=1e-9)
-    if rank < len(scale):
-        raise NoFit(SAME_PARTS)
-    return coefficients / scale
+        """The serial part's share of one rank's time."""
+        return self.serial / (self.serial + self.parallel)
 
 
 def amdahl(speed_ups: Mapping[int, float]) -> Fit:
@@ -128,24 +91,24 @@ def amdahl(speed_ups: Mapping[int, float]) -> Fit:
     Two parts, not one: what this program adds to a bare loop on one rank is not the part that does not scale.
     """
     ranks, values = _ordered(speed_ups)
-    return fit([np.ones_like(ranks), 1 / ranks], 1 / values)
+    return _fit(1 / ranks, 1 / values)
 
 
 def gustafson(speed_ups: Mapping[int, float]) -> Fit:
     """Fit serial + parallel * num_ranks to the scaled speed-ups, of a size that grows with the ranks."""
-    ranks, values = _ordered(speed_ups)
-    return fit([np.ones_like(ranks), ranks], values)
-
-
-def alpha_beta(seconds: Mapping[int, float], nbytes: Mapping[int, float]) -> Fit:
-    """Fit root + alpha * ceil(log2 num_ranks) + beta * nbytes to the seconds that one exchange takes.
-
-    `nbytes` is what the root sends and receives in it; of 1 rank 0.
-    """
-    ranks, values = _ordered(seconds)
-    return fit([np.ones_like(ranks), np.ceil(np.log2(ranks)), _ordered(nbytes)[1]], values)
+    return _fit(*_ordered(speed_ups))
 
 
 def _ordered(values: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Return ranks, ascending, and values; NoFit if there are too few."""
+    if len(values) < NEEDED_POINTS:
+        raise NoFit(f"{len(values)} point{'s' * (len(values) != 1)}, {NEEDED_POINTS} are needed")
     ranks = sorted(values)
     return np.array(ranks, float), np.array([values[num_ranks] for num_ranks in ranks], float)
+
+
+def _fit(x: np.ndarray, y: np.ndarray) -> Fit:
+    line = np.polyfit(x, y, 1, w=1 / y)
+    errors = np.polyval(line, x) / y - 1
+    held_out = np.polyval(np.polyfit(x[:-1], y[:-1], 1, w=1 / y[:-1]), x[-1]) / y[-1] - 1
+    return Fit(float(line[1]), float(line[0]), float(np.abs(errors).max()), float(held_out))

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from mpi_rollout.config import AUTO, RolloutConfig, flag
 from mpi_rollout.errors import ContentError, UsageError
+from mpi_rollout.exchange.waiting import ranks_per_core
 from mpi_rollout.studies.jobs import JobOptions, Options, Summary, in_order
 from mpi_rollout.text import counted
 
@@ -137,15 +138,12 @@ def sample_of(point: Point, started: str, num_cores: int, outcome: Summary) -> S
     if not outcome["in_lockstep"]:  # See `RunFigures.losses`.
         exchange = sum(shares[name] for name in ("send", "gather", "other"))
         shares |= {"envs": shares["step"], "imbalance": 0.0, "exchange": exchange}
-    by_host: dict[str, list[list[int]]] = {}
-    for rank in ranks:
-        by_host.setdefault(rank["host"], []).append(rank["physical_cores"])
-    crowds = [(len(there), len(set().union(*there))) for there in by_host.values()]
+    per_core = ranks_per_core([(rank["host"], set(rank["physical_cores"]), num_cores) for rank in ranks])
     return Sample(
         point=point,
         started=started,
-        hosts=", ".join(by_host),
-        oversubscribed=any(num_ranks > min(num_cores, num_own) for num_ranks, num_own in crowds),
+        hosts=", ".join(dict.fromkeys(rank["host"] for rank in ranks)),
+        oversubscribed=per_core > 1,
         ranks=tuple(_rank_of(rank, env_s) for rank, env_s in zip(ranks, outcome["step_s"], strict=True)),
         limit=tuple((float(rate), float(bare)) for rate, bare in outcome["limit"]),
         **{name: outcome[name] for name in _REPORTED if name in outcome},

@@ -6,20 +6,30 @@ whole study with the samples of one number of ranks, in the folder `<out>.parts`
 """
 
 import hashlib
+import importlib.metadata
 import json
 import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from mpi_rollout.config import RolloutConfig
+from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.errors import ContentError, DataError, StorageError, UsageError
+from mpi_rollout.process.clock import utc_now
+from mpi_rollout.process.host import num_cores_of_host, num_usable_cores
 from mpi_rollout.stored_config import difference, read_config, renamed
-from mpi_rollout.studies.machine import Facts
 from mpi_rollout.studies.study import Point, Sample, Study
-from mpi_rollout.text import first_line
+from mpi_rollout.text import counted, first_line
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-study", 1
+Facts = dict[str, str | int]
 
 
 @dataclass(frozen=True)
@@ -195,3 +205,52 @@ def _read_part(path: str) -> StudyFile:
         return read_study(path)
     except DataError as error:
         raise DataError(f"{error}; move it away, and the command that began the study measures it again") from error
+
+
+def machine_facts() -> Facts:
+    """Return by name what must stay the same for samples to belong to one study: facts of machine and program.
+
+    In a batch job all cores of the node are counted: a job is allotted others each time.
+    """
+    found = versions()
+    with suppress(importlib.metadata.PackageNotFoundError):
+        found |= {"mpi4py": importlib.metadata.version("mpi4py")}  # An import of it would start MPI.
+    return {
+        "cpu_model": cpu_model(),
+        "num_cores": num_cores_of_host() if "SLURM_JOB_ID" in os.environ else num_usable_cores(),
+        "versions": ", ".join(f"{name} {version}" for name, version in found.items()),
+        "commit": _commit(),
+    }
+
+
+def cpu_model() -> str:
+    """Return the processor's name as the kernel has it."""
+    match = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+    return match.group(1).strip() if match else platform.machine()
+
+
+def _commit() -> str:
+    """Return the last commit that changed this package, with `-dirty` if files changed since; empty without git."""
+    last = _git("log", "-1", "--format=%h", "--", ".")
+    return last + "-dirty" if last and _git("status", "--porcelain", "--", ".") else last
+
+
+def _git(*arguments: str) -> str:
+    package = Path(__file__).parents[1]
+    try:
+        done = subprocess.run(["git", *arguments], cwd=package, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def place_and_time(host: str, facts: Facts, libraries: Iterable[str], started: str) -> str:
+    """Return host, processor, cores, MPI libraries, each once, and the day, in words."""
+    machine = f"{host} ({facts['cpu_model']}, {counted(int(facts['num_cores']), 'core')})"
+    return ", ".join([machine, *dict.fromkeys(filter(None, libraries)), started[:10]])
+
+
+def origin() -> dict[str, str]:
+    """Return command, host and time of a study that begins now, by name."""
+    command = shlex.join(["python", "-m", "mpi_rollout", *sys.argv[1:]])
+    return {"command": command, "host": os.uname().nodename, "started": utc_now()}

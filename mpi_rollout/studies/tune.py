@@ -18,13 +18,12 @@ from mpi_rollout.errors import RolloutError, StorageError
 from mpi_rollout.options import check_seconds
 from mpi_rollout.process.console import show
 from mpi_rollout.process.host import num_usable_cores
-from mpi_rollout.studies.jobs import JobOptions, JobRunner, Options, arguments_of, check_scipy, usable_launcher
-from mpi_rollout.studies.machine import machine_facts, origin, place_and_time
+from mpi_rollout.studies.jobs import JobOptions, Options, arguments_of, check_scipy, usable_launcher
 from mpi_rollout.studies.report import aligned
 from mpi_rollout.studies.scaling import Runner, commands_of, warm_up_of
 from mpi_rollout.studies.statistics import Interval, median_interval
 from mpi_rollout.studies.study import Point, Sample, Study
-from mpi_rollout.studies.study_file import StudyFile
+from mpi_rollout.studies.study_file import StudyFile, machine_facts, origin, place_and_time
 from mpi_rollout.text import counted
 
 LENGTHS = ("1", "16", "64")  # The lengths of fragments to try, beside auto.
@@ -37,12 +36,12 @@ LIMIT_SHARE = 1 / 30  # The share of a job's seconds that each measurement of th
 def candidates(ranks: Sequence[int], num_envs: int, is_native: bool, is_random: bool) -> tuple[Point, ...]:
     """Return all ways with these numbers of ranks, ascending; one rank more where the root steps no envs.
 
-    Random actions can be sent for several steps at a time, and be chosen by the ranks.
+    The ranks can draw random actions for several steps at a time.
     """
     most = ranks[-1]
     ways: list[tuple[int, Options]] = [(num_ranks, {}) for num_ranks in ranks]
     if is_random and most > 1:
-        ways += [(most, {"fragment_length": length}) for length in LENGTHS] + [(most, {"policy_on": "workers"})]
+        ways += [(most, {"fragment_length": length}) for length in LENGTHS]
     if most > 1:
         overlapping: list[Options] = [{"num_groups": 2}, {"batch_size": max(most // 2, 1)}]
         ways += [(most, options) for options in overlapping]
@@ -126,8 +125,8 @@ def tune(run: Options, ranks: Sequence[int], trial_s: float, jobs: JobOptions) -
         return 0
     check_scipy()
     launcher = usable_launcher(jobs.launcher)
-    with _folder() as folder, JobRunner(Path(folder), jobs.timeout_s) as job_runner:
-        runner = Runner(StudyFile(study, machine_facts(), origin()), launcher, job_runner)
+    with _folder() as folder:
+        runner = Runner(StudyFile(study, machine_facts(), origin()), launcher, Path(folder))
         try:
             _try_all(runner, ranks[-1], trial_s)
         finally:
@@ -196,26 +195,14 @@ def lines(file: StudyFile, most: int) -> list[str]:
         note = (
             f"medians over jobs; the range in brackets holds the true median with a probability of "
             f"{100 * coverage:.0f} %; tie: these jobs do not tell it from the fastest; what had one job was below "
-            f"{LEAST_RATE:g} of the fastest"
+            f"{LEAST_RATE:g} of the fastest; of the limit: of bare loops on {counted(most, 'rank')} at once"
         )
-    return [*text, *aligned(cells), note, *file.failures, "", *_verdict(file, ratings, most)]
-
-
-def _verdict(file: StudyFile, ratings: Sequence[Rating], most: int) -> list[str]:
-    """Return the command to use, why, and how far it is from the limit."""
-    chosen = choose(ratings)
-    is_native = _is_native(chosen.point)
-    text = [f"use: {command(file.study, chosen.point)}", f"why: {_why(chosen, ratings)}"]
-    if limit := limit_of(file.samples, most, is_native):
-        loops = "loops over its vectorized version" if is_native else "env.step loops"
-        text.append(
-            f"limit: {limit:,.0f} env steps/s, bare {loops} on {counted(most, 'rank')} at once; this command "
-            f"reached {chosen.rate.median / limit:.3f} of it"
-        )
-    if is_native:
+    chosen = choose(ratings).point
+    text += [*aligned(cells), note, *file.failures, "", f"use: {command(study, chosen)}"]
+    if _is_native(chosen):
         text.append("its data depend on the number of ranks: with vector_entry_point a rank's envs share one generator")
         if others := rate_points([sample for sample in file.samples if not _is_native(sample.point)]):
-            text.append(f"for the same data on any number of ranks: {command(file.study, choose(others).point)}")
+            text.append(f"for the same data on any number of ranks: {command(study, choose(others).point)}")
     return text
 
 
@@ -227,15 +214,3 @@ def command(study: Study, point: Point) -> str:
     ranks = f"-n {point.num_ranks}"
     start = f"{study.jobs.launcher or 'mpirun'} {ranks} python -m mpi_rollout {words} --num-envs {study.size}"
     return start + point.way.removeprefix(ranks)
-
-
-def _why(chosen: Rating, ratings: Sequence[Rating]) -> str:
-    ties = [rating.point.way for rating in ratings if rating.is_tie and rating is not chosen]
-    slower = [rating for rating in ratings if not rating.is_tie]
-    reasons = []
-    if ties:
-        reasons.append(f"as fast as {' and '.join(ties)}, as far as these jobs tell, and the simplest")
-    if slower:
-        ratio = chosen.rate.median / slower[0].rate.median
-        reasons.append(f"{ratio:.2f} times as fast as the next, {slower[0].point.way}")
-    return "; ".join(reasons) or "it is the only one that gave a result"

@@ -115,7 +115,7 @@ class Fragments:
         return drawn
 
     def _read(self, num_steps: int, actions: object, indices: np.ndarray) -> list[np.ndarray]:
-        arrays = self._driver.read.plan(actions, indices, 0)
+        arrays = self._driver.read.plan(actions, indices)
         if arrays is None or len(arrays[0]) != num_steps:
             shape = getattr(actions, "shape", type(actions).__name__)
             got = f", got {shape}" if arrays is None else f", got {len(arrays[0])} steps"

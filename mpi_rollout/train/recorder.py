@@ -21,10 +21,9 @@ from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, LaneRestart, parts_of
 from mpi_rollout.envs.inputs import Info, Options, Seeds, seed_of_each
-from mpi_rollout.errors import StorageError
+from mpi_rollout.errors import StorageError, as_argument
 from mpi_rollout.exchange.infos import FINAL_OBS
 from mpi_rollout.process.clock import PHASES, utc_now
-from mpi_rollout.process.console import say
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.storage.run_file import Ending
 from mpi_rollout.storage.schema import RESET, Reports
@@ -34,7 +33,6 @@ from mpi_rollout.train.recorded_rows import RecordedRows
 COMMIT_EVERY_S = 10.0
 NUM_OPEN = 2  # The number of last rows that tell in which state the envs are.
 VERSION = "policy_version"  # The last of the extras.
-ARGUMENTS = ("--env-checks ", "env_checks="), ("--store-infos", "infos")
 
 
 class Recorder:
@@ -101,7 +99,7 @@ class Recorder:
         if now >= self._commit_at:
             self._commit_at = now + COMMIT_EVERY_S
             self._add_interval(now, num_final)
-            self.warn()
+            self.writer.say_warnings(as_argument)
 
     def _add_interval(self, now: float, num_steps: int) -> int:
         """Write the number of env steps so far into the file; return it."""
@@ -255,7 +253,7 @@ class Recorder:
             env_steps = self._add_interval(now := perf_counter(), self.num_steps)
             seconds = now - self._started_s
             self.writer.finish(Ending(utc_now(), env_steps, seconds, self._reports(), [], complete=True))
-            self.warn()
+            self.writer.say_warnings(as_argument)
         except StorageError:
             self._remove_empty()
             raise
@@ -275,12 +273,3 @@ class Recorder:
             {"rank": rank, "host": host, "num_envs": sum(map(len, self._division.envs_of(rank))), "seconds": seconds}
             for rank, host in enumerate(self._hosts)
         ]
-
-    def warn(self) -> None:
-        """Tell the user of wrong values that were stored, once for each kind."""
-        values = self.writer.values
-        while values is not None and values.warnings:
-            words = values.warnings.pop(0)
-            for option, argument in ARGUMENTS:
-                words = words.replace(option, argument)
-            say(f"mpi_rollout: {words}\n")

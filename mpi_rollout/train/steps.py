@@ -66,8 +66,9 @@ class Outcomes:
     def observations(self, lanes: Sequence[Lane]) -> Tree:
         """Return the last observations of some lanes, C-contiguous, as a tree of arrays."""
         pieces = self._pieces(lanes)
-        arrays = [_joined(array, pieces, self._copy) for array in self._block.observation_arrays]
-        return tree_of(self._space, arrays) if self._has_parts else arrays[0]
+        if not self._has_parts:
+            return _joined(self._block.observation_arrays[0], pieces, self._copy)
+        return tree_of(self._space, [_joined(array, pieces, self._copy) for array in self._block.observation_arrays])
 
     def results(self, lanes: Sequence[Lane]) -> list[np.ndarray]:
         """Return copies of the rewards, terminations and truncations of some lanes' last outcomes."""

@@ -31,7 +31,7 @@ from stopped_runs import (
 
 from mpi_rollout.collect.collector import Collector, CollectorOptions, Tally
 from mpi_rollout.core.layout import Block
-from mpi_rollout.drive.actions import RandomActions
+from mpi_rollout.drive.actions import RankActions
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import FragmentLengths
 from mpi_rollout.envs.faults import OnFault
@@ -239,10 +239,10 @@ def test_ctrl_c_loses_no_whole_step(job: Job, whole, num_ranks: int, way: str):
     ids=["two groups-other", "two groups-root", "first ready-other"],
 )
 def test_nobody_waits_for_the_long_step_of_another_rank(job: Job, num_ranks: int, way: str, hows: list[str | None]):
-    """The step that nobody waits for takes 9 s for each of two envs."""
+    """The step that nobody waits for takes a minute."""
     arguments = ("--env-factory", "failing_envs:by_rank", *kwargs(hows=hows), "--num-steps", "20")
     result = job(num_ranks, *arguments, *ENVS, *OUT, *FAILING_WAYS[way])
-    assert_ended_soon(result, job.folder, 8.0)
+    assert_ended_soon(job.folder)
     assert is_code(result, 70)
     assert len(result.messages) == 1 and "RuntimeError: the simulator has diverged" in result.messages[0]
 
@@ -313,7 +313,7 @@ class Collected:
     ):
         self.driver, self.heard = driver_of(make, NUM_ENVS, seed=3, is_random=True, **options), Heard()
         self.driver.make_room(length)
-        self.source = RandomActions(self.driver, RandomPolicy(self.driver.action_space, NUM_ENVS, 3))
+        self.source = RankActions(self.driver)
         self.sink = Kept(self.driver, sleep_s)
         lengths = FragmentLengths(length, seconds=None)
         self.collector = Collector(

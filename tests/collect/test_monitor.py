@@ -135,11 +135,3 @@ def test_of_a_rank_that_is_gone_the_report_says_what_is_known():
     missing = {"rank": 1, "host": "one", "num_envs": 2, "seconds": dict.fromkeys(PHASES, 0.0), "fault": None}
     assert run.lost_ranks.reports() == [reports[0], missing, reports[1]]
     assert run.said == ["mpi_rollout: lost rank 1\n"]
-
-
-def test_each_warning_of_wrong_values_is_said_once(monitor: Monitor, state: RunState, capfd):
-    monitor.say_warnings()
-    state.writer.values = SimpleNamespace(warnings=["first", "second"])
-    monitor.say_warnings()
-    monitor.say_warnings()
-    assert capfd.readouterr().err == "mpi_rollout: first\nmpi_rollout: second\n"

@@ -191,9 +191,9 @@ def test_a_lost_env_begins_the_episode_after_the_one_that_it_has_lost(make: Call
     past = recording.past(30)
     lost = int(past.starts.argmin())
     driver, looks = recording.driver(), list[Any]()
-    file = {"trajectories": recording.changed("rewards", 29, lost)}
+    columns = recording.changed("rewards", 29, lost)
     driver.worker.methods["seed_again"] = looks.append
-    assert bring_back(driver, past, file, lambda: looks.append("look")) == {lost: 29}
+    assert bring_back(driver, past, columns, lambda: looks.append("look")) == {lost: 29}
     assert looks == ["look"] * (30 - past.first_step) + [30]
     given = go_on(driver, recording, 30)
     assert is_as_recorded(given, recording, 30, np.arange(NUM_ENVS) != lost)
@@ -209,12 +209,12 @@ def test_envs_that_come_back_by_all_of_their_steps_do_or_end_the_run():
     assert past.first_step == 0
     driver = recording.driver(room=16)
     driver.worker.methods["seed_again"] = lambda step: None
-    assert bring_back(driver, past, {"trajectories": recording.columns}, lambda: None) == {}
+    assert bring_back(driver, past, recording.columns, lambda: None) == {}
     assert is_as_recorded(go_on(driver, recording, 40), recording, 40)
     columns = recording.changed("observations", 21, 1)
     looks: list[int] = []
     with pytest.raises(DataError, match="env 1 did not reproduce step 20, and natively vectorized envs go on from"):
-        bring_back(driver, past, {"trajectories": columns}, lambda: looks.append(1))
+        bring_back(driver, past, columns, lambda: looks.append(1))
     assert len(looks) == 2  # Not to the end.
 
 
@@ -286,7 +286,7 @@ STOPPED = Past(0, LAST_STEP, np.zeros(3, int), np.array([2, 6, 3]))
 def test_a_block_is_filled_with_what_there_is_and_the_end_of_lost_episodes(start: int):
     block = Block(SPACE, spaces.Discrete(5), 3, 1, 8)
     block.start = start
-    load(block, STOPPED, {2: 5, 0: 7}, {"trajectories": STORED})
+    load(block, STOPPED, {2: 5, 0: 7}, STORED)
     num_rows = LAST_STEP - start
     assert block.observations[: num_rows + 1].tolist() == STORED["observations"][start:].tolist()
     assert block.rewards[:num_rows].tolist() == STORED["rewards"][start:].tolist()
@@ -297,7 +297,7 @@ def test_a_block_is_filled_with_what_there_is_and_the_end_of_lost_episodes(start
 def test_a_block_that_begins_at_the_last_observation_has_no_step():
     block = Block(SPACE, spaces.Discrete(5), 3, 1, 8)
     block.start = LAST_STEP
-    load(block, STOPPED, {2: 5}, {"trajectories": STORED})
+    load(block, STOPPED, {2: 5}, STORED)
     assert block.observations[0].tolist() == [90, 91, 92] and not block.truncations.any()
 
 

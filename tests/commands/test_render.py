@@ -12,6 +12,8 @@ import pytest
 from jobs import Job, Result
 from written_data import relist
 
+from mpi_rollout.text import pip_install
+
 pytest.importorskip("imageio_ffmpeg")
 RUN = ("--num-envs", "5", "--num-steps", "70", "--seed", "2", "--progress", "none")
 MAKE = ("--env-factory", "drawing_envs:make")
@@ -152,11 +154,11 @@ def test_files_without_what_is_needed_are_refused(job: Job, run: tuple[str, ...]
 def test_a_missing_package_is_named(job: Job, drawn: Path):
     (job.folder / "imageio_ffmpeg.py").write_text("raise ImportError('it is not installed')")
     result = job(None, "render", str(drawn), *MAKE)  # Modules beside the command come first.
-    assert result.code == 64 and result.messages == ["render needs imageio-ffmpeg; pip install 'mpi_rollout[video]'"]
+    assert result.code == 64 and result.messages == [f"render needs imageio-ffmpeg; {pip_install('[video]')}"]
 
 
 def test_a_video_that_cannot_be_written_leaves_nothing(job: Job, drawn: Path):
-    from mpi_rollout.commands.video import write_video
+    from mpi_rollout.commands.render import write_video
     from mpi_rollout.errors import StorageError
 
     (job.folder / "film.mp4").mkdir()
@@ -167,7 +169,7 @@ def test_a_video_that_cannot_be_written_leaves_nothing(job: Job, drawn: Path):
 
 
 def test_a_video_that_is_interrupted_leaves_nothing(job: Job):
-    from mpi_rollout.commands.video import write_video
+    from mpi_rollout.commands.render import write_video
     from mpi_rollout.errors import Interrupted
 
     def frames() -> Iterator[np.ndarray]:

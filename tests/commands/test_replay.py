@@ -3,7 +3,9 @@
 import json
 import re
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -17,10 +19,11 @@ from written_data import relist
 from mpi_rollout.collect import replay as collect_replay
 from mpi_rollout.commands.consent import Consent
 from mpi_rollout.commands.replay import check_promise, choose, differences_of, replay
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.env_maker import EnvMaker, maker_of
 from mpi_rollout.errors import UsageError
 from mpi_rollout.storage.schema import EPISODE
-from mpi_rollout.stored_config import read_config
+from mpi_rollout.storage.stored_run import StoredRun
 
 MOODY = """
 import random
@@ -157,20 +160,31 @@ def test_a_changed_reward_with_a_good_checksum_is_found(job: Job):
     )
 
 
+class Changed(StoredRun):
+    """A file with one row that is not as it was written: `change` is its column and its number."""
+
+    change = "", 0
+
+    def read(self, name: str, rows: slice, envs: slice, into: np.ndarray | None = None) -> np.ndarray:
+        array = super().read(name, rows, envs, into)
+        if name == self.change[0] and rows.stop > rows.start:
+            row = array[self.change[1] - rows.start]
+            row[...] = ~row if row.dtype == bool else row + 1
+        return array
+
+
 def test_a_change_in_any_row_of_an_episode_is_found(job: Job):
     """From its reset to its last step and the observation after that."""
     path = job.collect(None, "--env", "CartPole-v1", "--num-envs", "1", "--num-steps", "9", "--progress", "none")
-    with h5py.File(path, "r+") as file:
-        make, episodes = maker_of(read_config(file.attrs["config"], "")), file["episodes"][...]
-        assert episodes["length"].tolist() == [9] and list(differences_of(file, make, [*episodes])) == []
-        for name, num_rows in (("rewards", 9), ("terminations", 9), ("truncations", 9), ("observations", 10)):
-            rows = file[f"trajectories/{name}"]
-            for row in range(num_rows):
-                before = rows[row]
-                rows[row] = ~before if before.dtype == bool else before + 1
-                [words] = differences_of(file, make, [*episodes])
-                assert f"differs in its step {row}: {name}" in words
-                rows[row] = before
+    stored = Changed(str(path))
+    make, episodes = maker_of(stored.config), [*stored.episodes]
+    assert [row["length"] for row in episodes] == [9] and list(differences_of(stored, make, episodes)) == []
+    for name, num_rows in (("rewards", 9), ("terminations", 9), ("truncations", 9), ("observations", 10)):
+        for row in range(num_rows):
+            stored.change = name, row
+            [words] = differences_of(stored, make, episodes)
+            assert f"differs in its step {row}: {name}" in words
+    stored.close()
 
 
 class Broken(Counting):
@@ -196,10 +210,9 @@ def test_an_env_that_fails_in_some_episodes_is_told_for_each_of_them(
 ):
     path = tmp_path / "run.h5"
     assert drive(root_of(path, env_factory=factory, vectorization_mode=mode, num_steps=60)) == 0
-    with h5py.File(path) as file:
-        episodes = [row for row in file["episodes"][...] if row["length"] > 3]
-        seed = read_config(file.attrs["config"], "").seed
-        told = list(differences_of(file, EnvMaker(broken, vectorization_mode=mode), episodes, seed))
+    with closing(StoredRun(str(path))) as stored:
+        episodes = [row for row in stored.episodes if row["length"] > 3]
+        told = list(differences_of(stored, EnvMaker(broken, vectorization_mode=mode), episodes))
     fails = [row for row in episodes if mode == "native" or row["seed"] % 2]
     assert 1 < len(told) == len(fails) and (mode == "native" or len(fails) < len(episodes))
     for row in fails:
@@ -228,11 +241,10 @@ def test_episodes_without_seeds_are_refused_with_the_reason(job: Job):
 
 
 def test_envs_that_promise_something_else_than_those_of_the_file_are_refused():
-    with h5py.File("run.h5", "w", driver="core", backing_store=False) as file:
-        file.attrs["reproducibility"] = "env"
-        check_promise(file, EnvMaker(drift, vectorization_mode="native").native(range(2)))
-        with pytest.raises(UsageError, match=r"promised env .* here they promise episode"):
-            check_promise(file, EnvMaker(seeded, vectorization_mode="native").native(range(2)))
+    stored = SimpleNamespace(reproducibility=Reproducibility.ENV)
+    check_promise(stored, EnvMaker(drift, vectorization_mode="native").native(range(2)))
+    with pytest.raises(UsageError, match=r"promised env .* here they promise episode"):
+        check_promise(stored, EnvMaker(seeded, vectorization_mode="native").native(range(2)))
 
 
 def test_a_history_that_takes_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,24 +1,23 @@
 """What dead jobs have left on the host, its shared memory, and the file system of the output."""
 
-import errno
-import fcntl
 import mmap
 import os
 
 import pytest
 
 from mpi_rollout.doctor import host
+from mpi_rollout.doctor.findings import OK, WARN
 from mpi_rollout.doctor.host import (
     SHARED_MEMORY,
     judge_folder,
-    judge_locks,
     judge_segments,
     judge_sessions,
     judge_shared_memory,
+    judge_slurm,
     mount_of,
     paths_in_use,
 )
-from mpi_rollout.doctor.probe import BAD, OK, WARN
+from mpi_rollout.errors import StorageError
 
 
 def test_a_segment_of_a_dead_job_is_named_and_left_alone(tmp_path):
@@ -66,27 +65,19 @@ def test_the_file_system_is_that_of_the_innermost_mount(tmp_path):
 )
 def test_what_runs_make_of_a_file_system_is_said(tmp_path, monkeypatch, kind: str, state: str, advice: str):
     monkeypatch.setattr(host, "mount_of", lambda *_: ("/", kind))
-    found = next(judge_folder(str(tmp_path)))
-    assert (
-        (found.check, found.state) == ("folder", state) and advice in found.advice and f"on {kind} (/)" in found.found
-    )
+    found = judge_folder(str(tmp_path))
+    assert found.state == state and advice in found.advice and f"on {kind} (/)" in found.found
 
 
-def test_a_file_system_without_locks_is_warned_of_with_the_variable(tmp_path, monkeypatch):
-    def no_locks(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.delenv("HDF5_USE_FILE_LOCKING", raising=False)
-    assert judge_locks(str(tmp_path)).state == OK
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    found = judge_locks(str(tmp_path))
-    assert found.state == WARN and "HDF5_USE_FILE_LOCKING=FALSE" in found.advice
-    monkeypatch.setenv("HDF5_USE_FILE_LOCKING", "FALSE")
-    assert judge_locks(str(tmp_path)).state == OK
-
-
-def test_what_is_no_folder_or_cannot_be_written_to_is_bad(tmp_path):
+@pytest.mark.parametrize(("path", "words"), [("run.h5", "that is a file"), ("/proc/self/fdinfo", "cannot write to")])
+def test_what_is_no_folder_or_cannot_be_written_to_is_refused_as_a_run_does(tmp_path, path: str, words: str):
     (tmp_path / "run.h5").touch()
-    for path, words in ((tmp_path / "run.h5", "run.h5 is no folder"), ("/proc/self/fdinfo", "cannot write to")):
-        [found] = judge_folder(str(path))
-        assert (found.check, found.state) == ("folder", BAD) and words in found.found
+    with pytest.raises(StorageError, match=words):
+        judge_folder(str(tmp_path / path))
+
+
+def test_a_slurm_job_whose_srun_may_not_take_cpus_per_task_is_warned_of():
+    job = {"SLURM_JOB_ID": "5", "SLURM_CPUS_PER_TASK": "2"}
+    assert judge_slurm(job).advice.startswith("export SRUN_CPUS_PER_TASK=2")
+    assert judge_slurm(job | {"SRUN_CPUS_PER_TASK": "2"}).state == OK
+    assert judge_slurm({}) is None

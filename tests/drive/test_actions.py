@@ -8,8 +8,7 @@ from envs import Counting, Nested
 from single_rank import driver_of
 
 from mpi_rollout.core.spaces import leaves
-from mpi_rollout.drive import actions
-from mpi_rollout.drive.actions import ActionSource, PolicyActions, RandomActions, RankActions, Span
+from mpi_rollout.drive.actions import ActionSource, PolicyActions, RankActions, Span
 from mpi_rollout.drive.blocks import Blocks, Discard
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt
@@ -58,10 +57,6 @@ def asking(policy: Callable, most: int = 1) -> Make:
     return lambda driver: PolicyActions(driver, policy, most)
 
 
-def drawing(driver: Driver) -> ActionSource:
-    return RandomActions(driver, RandomPolicy(ACTIONS, 4, 3))
-
-
 @pytest.mark.parametrize("make", [Counting, Nested], ids=["one", "nested"])
 def test_a_policy_gets_copies_of_the_last_observations_of_its_lanes_in_env_order(make: type):
     given = []
@@ -91,46 +86,11 @@ def test_actions_that_are_none_of_the_space_are_not_sent():
     assert not run.driver.under_way
 
 
-@pytest.mark.parametrize("num_steps", [1, 3])
-def test_random_actions_are_drawn_by_step_and_come_back_with_the_slots(num_steps: int):
-    run = Run(drawing, room=4)
-    run.send(num_steps)
-    assert list(run.driver.under_way) == run.driver.lanes and run.orders() == [(False, num_steps, 5)] * 2
-    assert run.sent().tolist() == [RandomPolicy(ACTIONS, 4, 3).at(step).tolist() for step in range(5, 5 + num_steps)]
-    assert not run.block.action_arrays[0].any()
-
-
-def test_draws_that_no_lane_needs_are_forgotten():
-    policy = RandomPolicy(ACTIONS, 4, 3)
-    run = Run(lambda driver: RandomActions(driver, policy))
-    run.send(lanes=slice(1, 2))
-    before = set(policy._drawn)
-    while run.blocks.oldest.start < 64:
-        run.blocks.close_oldest()
-        run.blocks.extend()
-    run.step = 64
-    run.send()
-    assert before and not before & set(policy._drawn)
-
-
 def test_ranks_choose_the_actions_that_are_left_to_them():
     run = Run(RankActions, room=4)
     run.send(3)
     assert run.orders() == [(True, 3, 5)] * 2
     assert run.driver.clock.seconds["policy"] == 0
-
-
-@pytest.mark.parametrize(("share", "who"), [(0.02, "workers"), (0.005, "root")])
-def test_drawing_is_left_to_the_ranks_for_good_where_it_takes_the_root_long(share: float, who: str):
-    run = Run(lambda driver: RandomActions(driver, RandomPolicy(ACTIONS, 4, 3), may_leave=True))
-    run.send()
-    assert run.source.inference == "root" and run.orders()[0][0] is False
-    clock = run.driver.clock
-    clock.now += 2 * actions.TRIAL_S
-    clock.seconds["policy"] = share * 2 * actions.TRIAL_S
-    run.send()
-    assert run.source.inference == who
-    assert run.orders()[1][0] is (who == "workers")
 
 
 def planned(num_steps: int) -> np.ndarray:
@@ -157,11 +117,11 @@ def test_a_plan_is_sent_in_fragments_and_the_policy_is_asked_again_after_it(num_
     assert np.concatenate(sent).tolist() == np.concatenate([planned(6), planned(6)])[: sum(lengths)].tolist()
 
 
-def test_a_wrong_action_in_a_plan_is_named_with_its_step_and_env():
+def test_a_wrong_action_in_a_plan_is_named_with_its_row_and_env():
     plan = planned(4)
     plan[2, 3] = 7
     run = Run(asking(lambda observations: plan, 4), room=4)
-    with pytest.raises(ActionError, match=r"^step 7: the policy's action for env 3 must be in 2 to 6, got 7"):
+    with pytest.raises(ActionError, match=r"^in row 2 of the actions, the policy's action for env 3"):
         run.send()
     assert not run.driver.under_way
 
@@ -180,14 +140,6 @@ def test_a_continued_run_takes_up_the_plan_amid_which_it_was_stopped():
     run.send()
     assert run.orders() == [(False, 1, 5)] * 2 and run.sent().tolist() == [[4, 5, 6, 4]]
     assert [array.tolist() for array in asked[1:]] == [recalled[:2].tolist(), recalled[2:].tolist()]
-
-
-def test_a_wrong_action_in_a_plan_that_is_taken_up_is_named_with_its_own_step():
-    plans = iter([planned(3), np.full((3, 2), 7)])
-    run = Run(asking(lambda observations: next(plans)))
-    run.source.recall = lambda step: np.zeros((4, 4), np.int64)
-    with pytest.raises(ActionError, match=r"^step 3: the policy's action for env 0 must be in 2 to 6, got 7"):
-        run.send()
 
 
 @pytest.mark.parametrize("lengths", [[2, 3], [1, 4]])

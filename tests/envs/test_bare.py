@@ -67,17 +67,6 @@ def test_a_rank_makes_its_own_envs_and_seeds_them_as_the_run_does(monkeypatch: p
     assert given == [[next(episode_seeds(7, index)) for index in indices]]
 
 
-def test_steps_and_resets_of_one_env_are_timed():
-    env = Counting()
-    step_s, reset_s = bare.time_steps(env, window_s=0.0)
-    assert len(step_s) == 20 and (step_s == 1).all() and (reset_s == 1).all()
-    assert len(reset_s) == env.episode > 2
-
-
-def test_an_env_is_timed_for_as_long_as_was_asked():
-    assert len(bare.time_steps(Counting(), window_s=500.0)[0]) > 100
-
-
 CONFIG = RolloutConfig(env="CartPole-v1", num_envs=6, seed=3)
 SPACE = spaces.Discrete(100)
 

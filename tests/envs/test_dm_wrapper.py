@@ -1,6 +1,7 @@
 """Envs of dm_env's API: wrapped by themselves, with seeds that reach them; and dm_control's tasks by their ids."""
 
 import json
+import re
 import warnings
 from functools import cache
 from typing import Any
@@ -11,8 +12,9 @@ from jobs import Job, assert_same_bytes, datasets
 
 from mpi_rollout.envs import dm_wrapper
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
-from mpi_rollout.envs.sharing import check_instances
 from mpi_rollout.errors import UsageError
+from mpi_rollout.ranks.set_up import check_instances
+from mpi_rollout.text import pip_install
 
 pytest.importorskip("shimmy")
 dm_envs = pytest.importorskip("dm_envs")  # It needs dm_env.
@@ -90,7 +92,7 @@ def test_what_has_no_space_is_refused_in_one_line():
 
 def test_without_shimmy_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "shimmy.utils.dm_env", None)
-    with pytest.raises(UsageError, match=r"^dm_envs:walk is a dm_env.*; pip install 'mpi_rollout\[dm\]'$"):
+    with pytest.raises(UsageError, match=f"^dm_envs:walk is a dm_env.*; {re.escape(pip_install('[dm]'))}$"):
         EnvMaker(dm_envs.walk)()
 
 
@@ -98,7 +100,7 @@ def test_a_mujoco_that_dm_control_does_not_know_is_named():
     pytest.importorskip("dm_control")
     pytest.importorskip("mujoco")
     words = dm_wrapper.of_unknown_mujoco(AttributeError("'MjModel' object has no attribute 'flex_vertedge'"))
-    assert "does not know MuJoCo " in words and words.endswith("pip install 'mpi_rollout[dm]'")
+    assert "does not know MuJoCo " in words and words.endswith(pip_install("[dm]"))
     assert dm_wrapper.of_unknown_mujoco(AttributeError("'Walk' object has no attribute 'drawn'")) == ""
 
 

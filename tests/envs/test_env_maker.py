@@ -12,6 +12,7 @@ from jobs import Job, assert_same_bytes, datasets
 from mpi_rollout.envs import env_maker
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.errors import UsageError
+from mpi_rollout.text import pip_install
 
 pytestmark = pytest.mark.any_mpi
 
@@ -168,9 +169,9 @@ def test_a_package_that_an_env_needs_is_to_be_installed_and_one_that_is_named_ma
 @pytest.mark.parametrize(
     ("env_id", "way_out"),
     [
-        ("ALE/Pong-v5", "; pip install 'mpi_rollout[atari]'"),
+        ("ALE/Pong-v5", "; " + pip_install("[atari]")),
         ("PandaReach-v3", "; pip install panda-gym"),
-        ("dm_control/walker-walk-v0", "; pip install 'mpi_rollout[dm]'"),
+        ("dm_control/walker-walk-v0", "; " + pip_install("[dm]")),
         ("Unknown/Env-v0", "; if a package registers it, put its module before a colon, as in ale_py:ALE/B"),
         ("no_such:ALE/Pong-v5", ""),
     ],

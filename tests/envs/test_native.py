@@ -1,6 +1,7 @@
 """Natively vectorized envs: made for a slice, seeded by the run, with a promise."""
 
 import os
+import re
 import sys
 from functools import partial
 from inspect import getattr_static
@@ -31,6 +32,7 @@ from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.native_makers import env_seeds
 from mpi_rollout.envs.rollout import Rollout, as_rollout
 from mpi_rollout.errors import UsageError
+from mpi_rollout.text import pip_install
 
 ACTIONS = np.random.default_rng(0).integers(0, 2, (60, 6))
 
@@ -255,5 +257,5 @@ def test_jax_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setitem(sys.modules, name, None)
     for make in (jax_slices.gymnax, jax_slices.brax, partial(jax_slices.jax_slice, None)):
         arguments = {} if isinstance(make, partial) else {"task": "CartPole-v1"}
-        with pytest.raises(UsageError, match=r"need a package .*; pip install 'mpi_rollout\[jax\]'"):
+        with pytest.raises(UsageError, match=f"need a package .*; {re.escape(pip_install('[jax]'))}"):
             EnvMaker(make, arguments, "native").native(range(2))

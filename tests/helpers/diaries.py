@@ -9,6 +9,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 import mpi_rollout
 from mpi_rollout.core.spaces import leaves
+from mpi_rollout.errors import Option
 from mpi_rollout.process.paths import load_callable
 
 Episode = dict[str, Any]
@@ -138,7 +139,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def keep_diary(env: str, num_envs: int, path: str, options: dict[str, Any]) -> list[list[Episode]] | None:
     """Train a while with all that a trainer may do; return what it saw.  **Collective**."""
-    make = load_callable(env, "env") if ":" in env else env
+    make = load_callable(env, Option("env")) if ":" in env else env
     with mpi_rollout.connect(make, num_envs, record=path, **options) as envs:
         return None if envs is None else _kept(envs, options)
 

@@ -7,7 +7,6 @@ import resource
 import signal
 import sys
 import time
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -29,19 +28,6 @@ def failing(how, rank=None, after=2, image=True):
 def dying(after, how="kill"):
     """An env that ends its process; `after` has the steps after which it does so, by rank, the first env's."""
     return TimedNested(how, after[str(RANK)]) if str(RANK) in after else Nested()
-
-
-@cache
-def is_first_job() -> bool:
-    """Whether no process in this folder has asked before this one."""
-    is_first = not Path("asked").exists()
-    Path("asked").touch()
-    return is_first
-
-
-def hanging_later():
-    """An env that does not end its first step on rank 1, but in the first job that has such a rank."""
-    return Counting() if RANK != 1 or is_first_job() else Failing("hang", after=0)
 
 
 def report(worker):
@@ -183,7 +169,7 @@ FAILURES |= {
     "hang": lambda env, action: time.sleep(1000),
     "hold the lock": lambda env, action: ctypes.PyDLL(None).sleep(1000),
     "work in C": lambda env, action: hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1),
-    "long": lambda env, action: time.sleep(9.0) or Counting.step(env, action),
+    "long": lambda env, action: time.sleep(60.0) or Counting.step(env, action),
     "as_list": _stepped(np.ndarray.tolist, 0),
     "four": lambda env, action: Counting.step(env, action)[:4],
 }

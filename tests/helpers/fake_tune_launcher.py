@@ -17,7 +17,6 @@ LIMIT_PER_S = 20_000.0
 def main() -> None:
     num_ranks, words = int(sys.argv[2]), sys.argv[7:]
     named = ("--root-envs", "--batch-size", "--num-groups", "--vectorization-mode", "--fragment-length")
-    named += ("--policy-on",)
     options = [word.replace("=", " ") for option in named for word in words if word.startswith(option)]
     name = " ".join([f"-n {num_ranks}", *options])
     given = dict(word.removeprefix("--").partition("=")[::2] for word in words)

@@ -5,10 +5,29 @@ memory that it shares with its parent.
 """
 
 import atexit
+import ctypes
+import gc
+import re
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+
+MAPPED = "from mpi4py import rc; rc.initialize = False; import mpi4py.MPI; print(open('/proc/self/maps').read())"
+
+
+def share_with_children() -> None:
+    """Prepare what is imported for forks, which then take half the time that they would take else.
+
+    The MPI library is mapped and relocated: children still import mpi4py and start MPI themselves.  What is there they
+    do not look at for garbage; the program's own `gc.unfreeze` would have them, and copy all of it.
+    """
+    found = subprocess.run([sys.executable, "-c", MAPPED], capture_output=True, text=True)
+    for library in set(re.findall(r"/.*/libmpi\.so.*", found.stdout)):
+        ctypes.CDLL(library)
+    gc.freeze()
+    gc.unfreeze = lambda: None
 
 
 def end_mpi() -> None:

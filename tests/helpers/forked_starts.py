@@ -4,7 +4,6 @@ A child is in every other way a process of its own: it starts MPI itself, and en
 of the input names a folder with a series; each line of the output says that the folder has its exit codes.
 """
 
-import gc
 import importlib
 import os
 import pickle
@@ -12,7 +11,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from forked_process import exit_code
+from forked_process import exit_code, share_with_children
 
 from mpi_rollout.cli import main
 
@@ -41,7 +40,7 @@ def become(prefix: str, arguments: list[str], folder: str, environment: dict[str
     os.chdir(folder)
 
 
-gc.freeze()  # What children share with this process they need not look at.
+share_with_children()
 while series := sys.stdin.readline().rstrip("\n"):
     codes = []
     starts = pickle.loads(Path(series, "starts").read_bytes())

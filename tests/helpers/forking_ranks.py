@@ -4,7 +4,6 @@
 way a process of its own: it starts MPI itself, and ends as `forked_process` says.  This process ends with its input.
 """
 
-import gc
 import importlib
 import marshal
 import os
@@ -15,7 +14,7 @@ import socket
 import sys
 from contextlib import suppress
 
-from forked_process import exit_code
+from forked_process import exit_code, share_with_children
 
 from mpi_rollout.__main__ import start
 
@@ -28,6 +27,7 @@ for name in (
     "mpi_rollout.train.vector_env",
     "gymnasium.envs.classic_control",
     "pytest",
+    *sys.argv[2:],
 ):  # But none of the tests' own modules: some find out at once which rank they are on.
     importlib.import_module(name)
 
@@ -54,12 +54,16 @@ def become(connection: socket.socket) -> None:
     os.environb.update(variables)
     os.sched_setaffinity(0, cores)
     os.chdir(folder)
+    sys.executable = os.environ.pop("STARTED_AS", sys.executable)
     connection.sendall(os.getpid().to_bytes(4, "little"))
-    if arguments[0] == "-m":
-        sys.path[0], sys.argv[1:] = folder, arguments[2:]
+    if arguments[0] != "-m":
+        sys.path[0], sys.argv[:] = os.path.dirname(arguments[0]), arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+        return
+    sys.path[0], sys.argv[1:] = folder, arguments[2:]
+    if arguments[1] == "mpi_rollout":
         sys.exit(start())
-    sys.path[0], sys.argv[:] = os.path.dirname(arguments[0]), arguments
-    runpy.run_path(arguments[0], run_name="__main__")
+    runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
 
 
 def watch(connection: socket.socket, child: int) -> None:
@@ -84,7 +88,7 @@ def serve(connection: socket.socket) -> None:
     os._exit(0)
 
 
-gc.freeze()  # What children share with this process they need not look at.
+share_with_children()
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for those that fork.
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])

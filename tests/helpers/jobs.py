@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,23 @@ from mpi_rollout.storage.untrusted import open_unmarked
 
 HELPERS = Path(__file__).parent
 CLONE = HELPERS.parents[1]
-TIMEOUT_S = 120.0  # Other jobs share the cores, and the machine with others.
+PYTHON_PATH = f"{CLONE}:{HELPERS}"
+TIMEOUT_S = 300.0  # Other jobs share the cores, and the machine with others.
+GONE_S = 30.0
 QUICK = "MPI_ROLLOUT_TESTS_START_NOTHING"  # In the environment: a test that starts a job is skipped.
 CHEAP_STARTS = {  # Each rank spends a quarter less before its first line; no data and no message depend on it.
     "OMPI_MCA_pml": "ob1",  # Do not look for networks' own protocols: all ranks are on this machine.
     "OMPI_MCA_btl": "self,sm",
     "OMP_NUM_THREADS": "1",  # Or numpy starts a thread on every core, and torch as many to share small sums.
 }
+LAUNCHER_FAILED = "The PMIx server's listener thread failed to start."
 AT_START = {  # Variables that are read when a process starts, or imports a library.
     "LD_PRELOAD",
     "HDF5_PLUGIN_PATH",
     "OMP_NUM_THREADS",
     "PYTHONPATH",
 }
+LEARNING = ("stable_baselines3", "torch._dynamo")  # torch imports the second when the first optimizer is made.
 WHOLE = 1000  # Steps of the run with which those that are stopped are compared.
 
 
@@ -95,7 +100,7 @@ def job_environment(**extra: str) -> dict[str, str]:
     environment = {
         **CHEAP_STARTS,
         **os.environ,
-        "PYTHONPATH": f"{CLONE}:{HELPERS}",
+        "PYTHONPATH": PYTHON_PATH,
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
@@ -127,12 +132,24 @@ class Running:
     """A job under way, in a session of its own."""
 
     def __init__(self, command: list[str], cwd: Path, **extra: str):
-        self.command, self.folder, self._start = command, cwd, time.monotonic()
+        self.command, self.folder, self._extra, self._num_starts = command, cwd, extra, 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._num_starts += 1
+        self._start = time.monotonic()
         self._process = subprocess.Popen(
-            command, cwd=cwd, env=job_environment(**extra), stdin=subprocess.DEVNULL,
+            self.command, cwd=self.folder, env=job_environment(**self._extra), stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         self.pid = self._process.pid
+
+    def _begins_again(self, said: str) -> bool:
+        """Start the job a second time if the launcher has failed before it: in some thousand starts PMIx does once."""
+        is_launchers_fault = LAUNCHER_FAILED in said and self._num_starts == 1
+        if is_launchers_fault:
+            self._begin()
+        return is_launchers_fault
 
     def finish(self, timeout: float = TIMEOUT_S) -> Result:
         """Wait for the end; fail the test if it takes longer than `timeout` seconds."""
@@ -142,14 +159,18 @@ class Running:
             self.kill()
             out, err = self._process.communicate()
             pytest.fail(f"{' '.join(self.command)} did not end within {timeout} s\n{out}\n{err}")
+        if self._begins_again(err):
+            return self.finish(timeout)
         return Result(self._process.returncode, out, err, time.monotonic() - self._start)
 
     def wait_until(self, condition: Callable[[], object], timeout: float = TIMEOUT_S) -> None:
         """Wait until `condition()` is true while the job runs; fail the test if it ends or takes longer before."""
         while not condition():
             if self._process.poll() is not None or time.monotonic() - self._start > timeout:
-                result = self.finish(0.0)
-                pytest.fail(f"{' '.join(self.command)} has not come so far\n{result.out}\n{result.err}")
+                self.kill()
+                out, err = self._process.communicate()
+                if not self._begins_again(err):
+                    pytest.fail(f"{' '.join(self.command)} has not come so far\n{out}\n{err}")
             time.sleep(0.02)
 
     def pid_of(self, rank: int) -> int:
@@ -181,9 +202,9 @@ def processes_in(folder: Path) -> list[int]:
     return found
 
 
-def are_gone(folder: Path, within_s: float) -> bool:
-    """Wait until no process of a test's jobs is left; tell whether that took no longer than `within_s` seconds."""
-    give_up = time.monotonic() + within_s
+def are_gone(folder: Path) -> bool:
+    """Wait until no process of a test's jobs is left, which takes a second or two; tell whether none is."""
+    give_up = time.monotonic() + GONE_S
     while processes_in(folder) and time.monotonic() < give_up:
         time.sleep(0.02)
     return not processes_in(folder)
@@ -228,12 +249,17 @@ def preloadable(source: str, folder: Path) -> str:
 
 
 @cache
-def forking_ranks() -> Path:
-    """The socket of the process that has imported everything, and forks for each rank; it ends with this one."""
+def forking_ranks(python_path: str, *libraries: str) -> Path:
+    """The socket of the process that has imported everything, and forks for each rank; it ends with this one.
+
+    It has imported those of these libraries too that are installed.
+    """
     path = Path(tempfile.mkdtemp(prefix="ranks-")) / "socket"
+    installed = [name for name in libraries if find_spec(name.partition(".")[0])]
     process = subprocess.Popen(
-        [sys.executable, str(HELPERS / "forking_ranks.py"), str(path)], cwd=HELPERS, env=job_environment(),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+        [sys.executable, str(HELPERS / "forking_ranks.py"), str(path), *installed], cwd=HELPERS,
+        env=job_environment(PYTHONPATH=python_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        start_new_session=True,
     )  # fmt: skip
     atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
     atexit.register(process.stdin.close)
@@ -241,9 +267,9 @@ def forking_ranks() -> Path:
     return path
 
 
-def forked_python() -> list[str]:
-    """What runs a Python program as `sys.executable` does, in a fork that has all imports."""
-    return [sys.executable, "-I", "-S", str(HELPERS / "rank_of_fork.py"), str(forking_ranks())]
+def forked_python(python_path: str = PYTHON_PATH, *libraries: str) -> list[str]:
+    """What runs a Python program as `sys.executable` does, in a fork of `forking_ranks`."""
+    return [sys.executable, "-I", "-S", str(HELPERS / "rank_of_fork.py"), str(forking_ranks(python_path, *libraries))]
 
 
 @dataclass(frozen=True)
@@ -278,23 +304,26 @@ def _await_series(folder: Path, timeout: float) -> None:
 
 
 class Job:
-    """Starts the program on some ranks, in the test's own folder."""
+    """Starts the program on some ranks, in the test's own folder.
 
-    def __init__(self, folder: Path, forks: bool = True):
-        self.folder, self.forks = folder, forks
+    Where it `forks`, processes have imported what the program needs, and `libraries`.
+    """
+
+    def __init__(self, folder: Path, forks: bool = True, libraries: Sequence[str] = ()):
+        self.folder, self.forks, self.libraries = folder, forks, libraries
 
     def command(self, num_ranks: int | None, *arguments: str) -> list[str]:
         """The command for `python -m mpi_rollout`; `num_ranks` None is without mpiexec."""
         return [*launcher(num_ranks), sys.executable, "-m", "mpi_rollout", *map(str, arguments)]
 
-    def _to_its_end(self, num_ranks: int | None, program: Sequence[object], timeout: float, **extra: str) -> Result:
-        """Run a program that no test signals: its processes may be forks."""
-        is_forked = self.forks and (num_ranks is None or ranks_may_fork())
-        python = forked_python() if is_forked and not extra.keys() & AT_START else [sys.executable]
+    def python(self, num_ranks: int | None, *program: object, timeout: float = TIMEOUT_S, **extra: str) -> Result:
+        """Run a Python program that no test signals: its processes may be forks."""
+        is_forked = self.forks and (num_ranks is None or ranks_may_fork()) and not extra.keys() & AT_START
+        python = forked_python(PYTHON_PATH, *self.libraries) if is_forked else [sys.executable]
         return run_job([*launcher(num_ranks), *python, *map(str, program)], self.folder, timeout, **extra)
 
     def __call__(self, num_ranks: int | None, *arguments: str, timeout: float = TIMEOUT_S, **extra: str) -> Result:
-        return self._to_its_end(num_ranks, ["-m", "mpi_rollout", *arguments], timeout, **extra)
+        return self.python(num_ranks, "-m", "mpi_rollout", *arguments, timeout=timeout, **extra)
 
     def start(self, num_ranks: int | None, *arguments: str, **extra: str) -> Running:
         """Start without waiting for the end."""
@@ -333,7 +362,7 @@ class Job:
 
     def script(self, num_ranks: int | None, code: str, timeout: float = TIMEOUT_S, **extra: str) -> Result:
         """Run such a program to its end."""
-        return self._to_its_end(num_ranks, [self._script(code)], timeout, **extra)
+        return self.python(num_ranks, self._script(code), timeout=timeout, **extra)
 
     def _script(self, code: str) -> Path:
         path = self.folder / "program.py"
@@ -385,20 +414,21 @@ def assert_same_bytes(first: dict[str, np.ndarray], second: dict[str, np.ndarray
 
 
 Options = Sequence[str]
+WaysOf = Callable[[str, int | None], Sequence[Options]]
 Collected = Callable[[int | None], dict[str, list[Path]]]
 
 
 def collected_in_ways(
-    folders: pytest.TempPathFactory, runs: dict[str, Options], ways_of: Callable[[str, int | None], Sequence[Options]]
+    folders: pytest.TempPathFactory, runs: dict[str, Options], ways_of: WaysOf, num_rows: int | None = None
 ) -> Collected:
     """The files of all runs in all of their ways on some ranks, or without mpiexec, once; one job for all of them."""
-    return once(lambda num_ranks: files_in_ways(Job(folders.mktemp("collected")), num_ranks, runs, ways_of))
+    return once(lambda num_ranks: files_in_ways(Job(folders.mktemp("collected")), num_ranks, runs, ways_of, num_rows))
 
 
 def files_in_ways(
-    job: Job, num_ranks: int | None, runs: dict[str, Options], ways_of: Callable[[str, int | None], Sequence[Options]]
+    job: Job, num_ranks: int | None, runs: dict[str, Options], ways_of: WaysOf, num_rows: int | None = None
 ) -> dict[str, list[Path]]:
-    """Do each run in all of its ways, in one job; return the files."""
+    """Do each run in all of its ways, in one job, in blocks of `num_rows` steps if told; return the files."""
     ways = {name: ways_of(name, num_ranks) for name in runs}
     files = {name: [job.folder / f"{name}-{number}.h5" for number in range(len(ways[name]))] for name in runs}
     commands = [
@@ -406,5 +436,5 @@ def files_in_ways(
         for name in runs
         for way, file in zip(ways[name], files[name], strict=True)
     ]
-    assert job.train(num_ranks, "runs", commands) == [0] * len(commands)
+    assert job.train(num_ranks, "runs", commands, num_rows) == [0] * len(commands)
     return files

@@ -20,7 +20,6 @@ KNOWN_ANSWERS = (
         (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
     ),
 )
-INTEGRATORS = ("euler", "semi-implicit euler")
 Outcome = tuple[np.ndarray, ...]
 
 
@@ -64,10 +63,10 @@ def stepped(envs: VectorEnv, actions: np.ndarray) -> Outcome:
     return tuple(np.array(column) for column in zip(*rows, strict=True))
 
 
-def empty_columns(num_rows: int, num_envs: int, rewards: type = np.float64) -> Outcome:
+def empty_columns(num_rows: int, num_envs: int) -> Outcome:
     shape = (num_rows, num_envs)
     flags = np.ones(shape, np.bool_), np.ones(shape, np.bool_)
-    return np.full((*shape, 4), np.nan, np.float32), np.full(shape, np.nan, rewards), *flags
+    return np.full((*shape, 4), np.nan, np.float32), np.full(shape, np.nan), *flags
 
 
 def rolled_out(envs: VectorEnv, actions: np.ndarray, num_rows: int) -> Outcome:

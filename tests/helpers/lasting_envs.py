@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 LOOKS, EVERY = 5, 300  # Several looks: a block that waits to be written is no growth.
-FEW, MANY = 6_000, 36_000  # Episodes of all envs of a process.
+FEW, MANY = 3_000, 18_000  # Episodes of all envs of a process.
 
 
 class Brief(gymnasium.Env):

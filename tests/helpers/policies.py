@@ -57,26 +57,11 @@ def drawn(_observations: Any, steps=count()) -> Any:  # noqa: B008  It counts ov
 scribbling_by_look, scribbling_nested = Scribbling(by_look), Scribbling(drawn)
 
 
-def too_large(observations: np.ndarray) -> np.ndarray:
-    """Actions that CartPole does not have, for env 1."""
-    actions = np.zeros(len(observations), np.int64)
-    actions[1] = 2
-    return actions
-
-
 def too_strong(observations: np.ndarray) -> np.ndarray:
     """For Pendulum: more than it can, of the first env by rounding alone."""
     actions = np.full((len(observations), 1), 7.5)
     actions[0] = np.nextafter(np.float32(2), np.float32(3))
     return actions
-
-
-def too_few(observations: np.ndarray) -> np.ndarray:
-    return np.zeros(len(observations) - 1, np.int64)
-
-
-def broken(observations: np.ndarray) -> np.ndarray:
-    raise ArithmeticError("the network has no weights")
 
 
 def planning(observations: np.ndarray) -> np.ndarray:

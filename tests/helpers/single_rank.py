@@ -12,7 +12,7 @@ from mpi_rollout.collect.root import Root
 from mpi_rollout.collect.run import plan_of
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
-from mpi_rollout.drive.actions import RandomActions
+from mpi_rollout.drive.actions import RankActions
 from mpi_rollout.drive.blocks import Discard
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import FragmentLengths
@@ -21,8 +21,7 @@ from mpi_rollout.envs.bare import Limit
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.world import SingleRankComm
-from mpi_rollout.policies.model import PolicySource
-from mpi_rollout.policies.random import Policy, RandomPolicy
+from mpi_rollout.policies.model import Policy, PolicySource
 from mpi_rollout.ranks.set_up import Plan, assemble, make_rank_envs
 from mpi_rollout.storage.output import claim_output
 from mpi_rollout.train.vector_env import MPIVectorEnv
@@ -39,12 +38,11 @@ def driver_of(
     return Driver(worker.exchanges, worker, "check")
 
 
-def collector_of(driver: Driver, num_rows: int, length: int = 1, seed: int = 0) -> Collector:
+def collector_of(driver: Driver, num_rows: int, length: int = 1) -> Collector:
     """What takes steps at random, in fragments of this length, into blocks of so many rows that nobody stores."""
-    source = RandomActions(driver, RandomPolicy(driver.action_space, driver.num_envs, seed))
     options = CollectorOptions(3, lengths=FragmentLengths(length, seconds=None), look_every_s=100.0)
     unheard = Mock(on_look=lambda collector: None)
-    return Collector(driver, source, Discard([driver.block(num_rows) for _ in range(3)]), options, unheard)
+    return Collector(driver, RankActions(driver), Discard([driver.block(num_rows) for _ in range(3)]), options, unheard)
 
 
 def send(driver: Driver, lanes: list[Lane], actions: np.ndarray) -> None:

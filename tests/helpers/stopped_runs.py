@@ -15,7 +15,8 @@ ENVS = ("--num-envs", "6", "--progress", "none")
 OUT = ("--out", "run.h5")
 LATE = 800  # The fourth block of 256 steps can only be begun when the first one is committed.
 PACED = ("--env-factory", "failing_envs:paced", "--env-kwargs", '{"sleep_s": 0.0002}')
-LAUNCHED_S = 15.0  # More than a job takes to start and fail, less than any wait for a time limit.
+LAUNCHED_S = 60.0  # More than a job takes to start and fail, less than the time that ranks have to start.
+SOON_S = 8.0  # It is half a second; what does not end by itself is ended after 10 s.
 
 
 def kwargs(**values) -> tuple[str, str]:
@@ -60,11 +61,10 @@ def assert_begins(path: Path, whole: dict[str, np.ndarray], num_steps: int | Non
     return count
 
 
-def assert_ended_soon(result: Result, folder: Path, within_s: float) -> None:
-    """The job was over, with all its processes, so many seconds after its first env had failed."""
-    assert time.time() - float((folder / "failed_at").read_text()) < within_s
-    assert result.seconds < LAUNCHED_S
-    assert are_gone(folder, 1.0)  # MPICH's launcher ends some 10 ms before the ranks that it has killed.
+def assert_ended_soon(folder: Path) -> None:
+    """The job was over, with all its processes, soon after its first env had failed."""
+    assert time.time() - float((folder / "failed_at").read_text()) < SOON_S
+    assert are_gone(folder)  # MPICH's launcher ends some 10 ms before the ranks that it has killed.
 
 
 def is_code(result: Result, code: int) -> bool:

@@ -57,7 +57,6 @@ humanoid = Policy(
     lambda observations: ((_sum(observations)[:, None] * np.arange(1, 18) % 81 - 40) / 100).astype(np.float32)
 )
 blind = Policy(lambda observations: np.zeros(len(observations), np.int64))
-breakout = Policy(lambda observations: _sum(observations) % 4)
 
 
 def nested_actions(observations) -> dict:

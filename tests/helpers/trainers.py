@@ -25,7 +25,7 @@ from vector_wrappers import WRAPPERS, without_clock
 
 import mpi_rollout
 from mpi_rollout.core.partition import Division
-from mpi_rollout.errors import RankError
+from mpi_rollout.errors import Option, RankError
 from mpi_rollout.exchange.world import claimed_rank
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.process.host import ProcessorTime
@@ -43,7 +43,7 @@ def main(function: str) -> None:
 def connect(env: str, num_envs: int, **options: Any) -> Any:
     """`mpi_rollout.connect`, with `module:callable` for what is not registered."""
     is_registered = not env.startswith(("envs:", "failing_envs:", "seeded_faults:"))
-    return mpi_rollout.connect(env if is_registered else load_callable(env, "env"), num_envs, **options)
+    return mpi_rollout.connect(env if is_registered else load_callable(env, Option("env")), num_envs, **options)
 
 
 def each_of(ways: Iterable[tuple[str, int, dict[str, Any]]], use: Callable[[MPIVectorEnv], Any]) -> list[Any]:

@@ -164,7 +164,8 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"launcher": "sh -c 'shift; exec \"$@\"'"}, LaunchError, "must take -n 2, got 1 rank",
     ),
     "an env that there is not": ({"env": "CartPool-v1"}, UsageError, "CartPool"),
-    "an env that fails": ({"env": "casual_envs:Nothing-v0"}, RolloutError, "Nothing"),
+    "an id of no module": ({"env": "casual_envs:Nothing-v0"}, RolloutError, "Nothing"),
+    "an env that fails": ({"env": lambda: Path("missing").read_text()}, FileNotFoundError, "directory: 'missing'"),
 }  # fmt: skip
 
 
@@ -236,7 +237,7 @@ def test_a_trainer_that_is_killed_ends_its_job(trainer, num_ranks: int, tmp_path
         running.wait_until(lambda expected=expected: [*tmp_path.glob(expected)])
         os.kill(running.pid, 9)
         assert running.finish().code == -9
-        assert are_gone(tmp_path, 60.0)
+        assert are_gone(tmp_path)
         assert (tmp_path / "run.h5").exists() == (how == "waiting")
         for path in tmp_path.glob("run.h5*"):
             path.unlink()

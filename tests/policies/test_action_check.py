@@ -120,7 +120,7 @@ def test_floats_beyond_the_largest_integer_never_wrap_around(value: float):
 
 @pytest.mark.parametrize(
     ("value", "told"),
-    [(np.nan, "correct what chooses it"), (3.5, "clip it or by gymnasium.wrappers.ClipAction, or set")],
+    [(np.nan, "correct what chooses it"), (3.5, "clip it or by gymnasium.wrappers.ClipAction, or use actions=clip")],
 )
 def test_messages_call_an_action_what_the_reader_is_told(value: float, told: str):
     actions = np.full((4, 2), value)
@@ -161,7 +161,7 @@ def test_a_float_further_outside_than_rounding_is_refused(dtype: type):
     actions[1] = dtype(-3) - 4 * np.spacing(dtype(3)), dtype(1) + 4 * np.spacing(dtype(3))
     assert ActionReader(space)(actions, range(4))[0][1].tolist() == [-3, 1]
     actions[1, 1] += np.spacing(dtype(3))
-    with pytest.raises(ActionError, match=r'in -3.0 to 1.0, got 1.0.*ClipAction, or set actions to "clip" or "pass"$'):
+    with pytest.raises(ActionError, match=r"in -3.0 to 1.0, got 1.0.*ClipAction, or use actions=clip or actions=pass$"):
         ActionReader(space)(actions, range(4))
 
 
@@ -221,7 +221,7 @@ def test_pass_leaves_all_floats_as_they_are():
 def test_no_integer_leaves_its_range(mode: str, kind: str, value: int):
     actions = batch(LEAVES[kind]).astype(np.int64)
     actions.flat[1] = value
-    with pytest.raises(ActionError, match=rf'got {value}; clip it in the policy, or set actions to "clip"'):
+    with pytest.raises(ActionError, match=rf"got {value}; clip it in the policy, or use actions=clip"):
         ActionReader(LEAVES[kind], mode)(actions, range(4))
 
 

@@ -50,7 +50,7 @@ def test_logits_are_drawn_from():
 def test_whole_numbers_are_actions(space: spaces.Space):
     actions = np.ones((2, *space.shape), np.int64)
     assert np.array_equal(Head(space, "deterministic")([actions], ENVS, NO_DRAWS), actions)
-    with pytest.raises(ActionError, match="no logits to draw from; use --policy-mode deterministic"):
+    with pytest.raises(ActionError, match="no logits to draw from; use policy_mode=deterministic"):
         Head(space, "sample")([actions], ENVS, np.zeros((2, 2)))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from block_policies import Steering
 
-from mpi_rollout.errors import PolicyError, UsageError
+from mpi_rollout.errors import UsageError
 from mpi_rollout.policies.model import made_model, make_model
 from mpi_rollout.policies.parameters import layout_of, packed, unpacked
 
@@ -113,16 +113,3 @@ def test_extras_that_no_file_can_hold_are_refused(extras: dict, problem: str):
         make_model(lambda: policy)
     policy.extras = {"a": "f4", "ab": ("f4", (2, 3)), "b/a": "i8", "b/c": "?"}
     assert len(make_model(lambda: policy).extras) == 4
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "problem"),
-    [
-        ("no_policy", UsageError, r"must return an object with a method act\(observations, .*\), got int"),
-        ("never_made", PolicyError, r"make_policy\(\) raises ZeroDivisionError"),
-        ("wrong_extras", UsageError, r"must have extras such as \{'log_prob': 'f4', .*: it is int"),
-    ],
-)
-def test_what_makes_no_policy_is_refused(name: str, kind: type[Exception], problem: str):
-    with pytest.raises(kind, match=problem):
-        make_model(f"block_policies:{name}.make_policy")

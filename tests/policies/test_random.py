@@ -1,4 +1,4 @@
-"""Random actions, and policies that cannot be used."""
+"""Random actions, and what a run stores of actions."""
 
 import numpy as np
 import pytest
@@ -113,28 +113,12 @@ def test_random_actions_are_distributed_as_by_gymnasium(kind: str):
     """The largest distance of the two empirical distributions, of each component: Kolmogorov and Smirnov's."""
     space = LEAVES[kind]
     space.seed(0)
-    ours = drawn(space, 20, 200)[0].reshape(4000, -1).astype(np.float64)
-    theirs = np.array([space.sample() for _ in range(4000)]).reshape(4000, -1).astype(np.float64)
+    ours = drawn(space, 20, 100)[0].reshape(2000, -1).astype(np.float64)
+    theirs = np.array([space.sample() for _ in range(2000)]).reshape(2000, -1).astype(np.float64)
     for first, second in zip(ours.T, theirs.T, strict=True):
         places = np.union1d(first, second)
-        shares = [np.searchsorted(np.sort(values), places, side="right") / 4000 for values in (first, second)]
+        shares = [np.searchsorted(np.sort(values), places, side="right") / 2000 for values in (first, second)]
         assert np.abs(shares[0] - shares[1]).max() < 0.06
-
-
-WRONG = {  # By the policy: how a run ends, and what it says.
-    "too_large": (65, "the policy's action for env 1 must be in 0 to 1, got 2; clip it in the policy, or set actions"),
-    "too_few": (65, "the policy's action must be int64 of shape (5,), got int64 of shape (4,)"),
-    "broken": (70, "ArithmeticError: the network has no weights"),
-}
-
-
-def test_a_run_ends_with_what_its_policy_did_wrong(job: Job):
-    run = ("--env", "CartPole-v1", "--num-envs", "5", "--out", "run.h5")
-    results = [job(2, *run, "--policy", "policies:broken")]
-    results += job.series([Start((*run, "--policy", f"policies:{policy}")) for policy in WRONG])
-    for result, (code, message) in zip(results, [WRONG["broken"], *WRONG.values()], strict=True):
-        assert result.code == code and message in result.err
-    assert not list(job.folder.glob("run.h5*"))
 
 
 def test_what_a_run_stores_are_the_actions_that_its_envs_were_given(job: Job):

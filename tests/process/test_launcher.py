@@ -8,14 +8,13 @@ from jobs import Job, Running, are_gone, processes_in, run_job
 from stopped_runs import OUT, kwargs
 
 SHORT = ("--num-envs", "6", "--num-steps", "20", "--progress", "none", *OUT)
-GONE_S = 10.0  # It is 0.1 s; the machine may be busy.  The env's call takes 60 s.
 
 
 def assert_ranks_end_with_the_launcher(job: Job, run: Running) -> None:
     """Kill the launcher when an env of `departures` is at work."""
     run.wait_until((job.folder / "departing").exists)
     os.kill(run.pid, signal.SIGKILL)
-    assert are_gone(job.folder, GONE_S), processes_in(job.folder)
+    assert are_gone(job.folder), processes_in(job.folder)
     run.finish()
 
 

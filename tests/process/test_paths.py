@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from jobs import Job, Start, job_environment
 
-from mpi_rollout.errors import RolloutError
+from mpi_rollout.errors import Option, RolloutError, as_flag
 from mpi_rollout.policies.sources import load_policy
 from mpi_rollout.process.paths import load_callable
 
@@ -73,12 +73,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("source", ["./mine.py", "mine.py", "./mine", "../{0.name}/mine.py", "{0}/mine.py"])
 def test_a_callable_of_a_file_is_that_of_its_module(folder: Path, source: str):
-    make = load_callable(f"{source.format(folder)}:make", "--env-factory")
-    assert make.__module__ == "mine" and make is load_callable("mine:make", "--env-factory")
+    make = load_callable(f"{source.format(folder)}:make", Option("env_factory"))
+    assert make.__module__ == "mine" and make is load_callable("mine:make", Option("env_factory"))
 
 
 def test_classes_of_a_file_can_be_pickled_and_read_where_the_path_is_the_same(folder: Path):
-    load_callable("./mine.py:make", "--env-factory")
+    load_callable("./mine.py:make", Option("env_factory"))
     (folder / "act").write_bytes(pickle.dumps(load_policy("./mine.py:Act")))
     code = f"import pickle, sys; sys.path.insert(0, {str(folder)!r}); pickle.load(open({str(folder / 'act')!r}, 'rb'))"
     subprocess.run([sys.executable, "-c", code], check=True, env=job_environment())
@@ -111,8 +111,9 @@ def test_a_policy_that_cannot_be_loaded_is_refused_with_the_way_out(folder: Path
     sys.path.insert(0, str(folder))  # As `python -m` has the current folder.
     with pytest.raises(RolloutError) as caught:
         load_policy(spec)
-    assert words.format(folder=folder) in str(caught.value) and caught.value.exit_code == code
-    assert str(caught.value).startswith("--policy ")
+    message = caught.value.shown(as_flag)
+    assert words.format(folder=folder) in message and caught.value.exit_code == code
+    assert message.startswith("--policy ") and str(caught.value).startswith("policy ")
 
 
 def test_a_policy_that_is_named_without_its_ending_is_told(folder: Path):

@@ -13,7 +13,7 @@ from native_envs import Drift, drift
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import SameEnvError, UsageError
 from mpi_rollout.exchange.world import SingleRankComm
 from mpi_rollout.ranks.set_up import (
     EnvFacts,
@@ -99,7 +99,7 @@ class Other(Counting):
 def test_the_same_object_in_two_wrappers_and_groups_is_refused():
     env = Counting()
     make = EnvMaker(lambda env_index: gymnasium.Wrapper(env) if env_index in (0, 3) else Counting())
-    with pytest.raises(UsageError, match="env 0 and env 3 are the same object"):
+    with pytest.raises(SameEnvError, match="env 0 and env 3 are the same object"):
         make_rank_envs(Plan(make, Division(4, 1, num_groups=2)), 0)
 
 

@@ -1,6 +1,7 @@
 """What a run has acknowledged as committed survives a SIGKILL at every single one of its writes.
 
-killer.c kills before the n-th write, or in its middle; crash_at_every_write.py runs and looks, for every n.  A write
+killer.c kills before the n-th write, or in its middle; crash_at_every_write.py runs and looks, for every n or, where a
+write is torn or fails, or chunks are compressed, for every second one.  A write
 of data may be torn anywhere.  One of metadata is read as it was before where its checksum proves what that was (see
 `storage.torn`).  Elsewhere HDF5 refuses what it describes, at once and without handing out anything wrong.
 
@@ -45,7 +46,7 @@ def crash(folder: Path, killer: str, kind: str, *hows: str) -> dict[str, list[di
 def test_a_write_that_fails_at_the_end_ends_the_run_in_one_line_whichever_it_is(tmp_path: Path, how: str, words: str):
     """Also where HDF5 would forget the error and crash later: nothing is on stderr, and the exit code is 74."""
     *failed, last = crash(tmp_path / how, preloadable("killer.c", tmp_path), "nested", how)[how]
-    assert last["code"] == 0 and len(failed) > 15
+    assert last["code"] == 0 and len(failed) > 7
     for each in failed:
         assert each["code"] == 74, each
         assert re.match(rf"failed cannot write \S*/run\.h5\.part: {words} \(", each["ended"]), each
@@ -77,7 +78,7 @@ def data_sizes(path: Path) -> set[int]:
 def test_the_run_that_is_not_killed_is_complete(outcomes: dict, kind: str, how: str):
     *killed, last = outcomes[kind, how]
     assert (last["code"], last["said"]) == (0, ["complete"])
-    assert all(each["code"] == -9 for each in killed) and len(killed) > 50
+    assert all(each["code"] == -9 for each in killed) and len(killed) > 25
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,7 +93,7 @@ def test_every_acknowledged_step_survives_a_kill_at_any_write(outcomes: dict, ki
 def test_every_acknowledged_step_survives_a_kill_amid_any_write_of_data(outcomes: dict):
     *killed, last = outcomes["nested", "torn"]
     torn = [each for each in killed if int(each["write"][0].split()[1]) in last["data_sizes"]]
-    assert len(torn) > 20
+    assert len(torn) > 10
     for each in torn:
         assert num_recovered(each) >= each["committed"], each
 
@@ -101,7 +102,7 @@ def test_torn_metadata_are_refused_at_once_or_harmless(outcomes: dict):
     """Where something is recovered, crash_at_every_write.py has compared it."""
     *killed, last = outcomes["nested", "torn"]
     torn = [each for each in killed if int(each["write"][0].split()[1]) not in last["data_sizes"]]
-    assert len(torn) > 20
+    assert len(torn) > 10
     for each in torn:
         assert each["look"] == 0, each
         assert each["said"][-1].startswith(("recovered ", "refused run.h5.part")), each

@@ -139,7 +139,7 @@ def test_an_env_that_hangs_is_named_interrupted_and_restarted(job: Job, num_rank
 @pytest.mark.parametrize("only", [0, 1], ids=["root", "other"])
 def test_an_env_that_hangs_ends_the_run_with_all_steps_before(job: Job, num_ranks: int, only: int):
     result = job(num_ranks, *hanging("sleep", 100, only))
-    assert result.code == 70 and are_gone(job.folder, 1.0)
+    assert result.code == 70 and are_gone(job.folder)
     last = next(message for message in result.messages if re.search(r"before (is|are) in \S+/run.h5.part", message))
     found = re.match(
         rf"rank {only} \(\S+, envs \d to \d\), step (\d+): env \d, step \d of its episode: took longer", last
@@ -150,15 +150,15 @@ def test_an_env_that_hangs_ends_the_run_with_all_steps_before(job: Job, num_rank
 
 @pytest.mark.mpi(2)
 def test_an_env_that_works_in_c_for_ever_ends_the_job(job: Job, num_ranks: int):
-    result = job(num_ranks, *hanging("work in C", 100, 1), "--max-env-restarts", "10", timeout=30)
-    assert result.code not in (0, None) and are_gone(job.folder, 1.0)
+    result = job(num_ranks, *hanging("work in C", 100, 1), "--max-env-restarts", "10")
+    assert result.code not in (0, None) and are_gone(job.folder)
     assert "cannot be interrupted; ending the job" in result.messages[-1] and result.messages[-1].startswith("rank 1 ")
 
 
 @pytest.mark.mpi(2)
 def test_an_env_that_holds_the_interpreters_lock_is_named_and_ends_the_job(job: Job, num_ranks: int):
-    result = job(num_ranks, *hanging("hold the lock", 100, 1), "--max-env-restarts", "10", timeout=30)
-    assert result.code not in (0, None) and are_gone(job.folder, 1.0)
+    result = job(num_ranks, *hanging("hold the lock", 100, 1), "--max-env-restarts", "10")
+    assert result.code not in (0, None) and are_gone(job.folder)
     assert re.search(
         r'seeded_faults.py", line \d+ in <lambda>\n.*\n  File "<rank 1 \(\S+\)>", line \d+ in env [23]\n', result.err
     )
@@ -168,9 +168,7 @@ def test_an_env_that_holds_the_interpreters_lock_is_named_and_ends_the_job(job: 
 def test_an_env_that_does_not_even_close_hinders_nothing(job: Job, closing: str, when: str):
     kwargs = json.dumps({"closing": closing, "share": float(when == "restart")})
     steps = ("--num-envs", "2", "--num-steps", "9", "--env-timeout-s", "0.4", "--max-env-restarts", "10")
-    result = job(
-        None, "--env-factory", "seeded_faults:Stuck", "--env-kwargs", kwargs, *steps, "--seed", "3", *QUIET, timeout=30
-    )
+    result = job(None, "--env-factory", "seeded_faults:Stuck", "--env-kwargs", kwargs, *steps, "--seed", "3", *QUIET)
     assert result.code == 0 and (job.folder / "run.h5").exists(), result.err
     assert (len(faults_of(job.folder / "run.h5")) > 1) == (when == "restart")
 
@@ -200,8 +198,8 @@ def test_an_env_that_fails_when_its_episode_is_taken_again_is_lost_and_the_run_g
 @pytest.mark.mpi(2)
 def test_a_slow_env_is_left_alone(job: Job, num_ranks: int):
     """Each step takes less than the limit; all envs of a rank together take more."""
-    arguments = ("--env-factory", "seeded_faults:slow", "--num-envs", "14", "--num-steps", "2", "--env-timeout-s", "1")
-    result = job(num_ranks, *arguments, "--env-kwargs", '{"sleep_s": 0.15}', *QUIET)
+    arguments = ("--env-factory", "seeded_faults:slow", "--num-envs", "14", "--num-steps", "1", "--env-timeout-s", "2")
+    result = job(num_ranks, *arguments, "--env-kwargs", '{"sleep_s": 0.3}', *QUIET)
     assert result.code == 0 and result.messages == []
 
 
@@ -251,8 +249,9 @@ def test_arguments_that_cannot_work_are_refused():
 @pytest.mark.any_mpi
 @pytest.mark.mpi(3)
 def test_the_rank_that_keeps_the_others_waiting_is_told_of(job: Job, num_ranks: int):
-    options = ("--num-envs", "3", "--num-steps", "60", "--progress", "lines", "--out", "run.h5")
-    kwargs = ("--env-kwargs", json.dumps({"sleep_s": 0.02, "others_s": 0.005, "only": 2}))
+    options = ("--num-envs", "3", "--num-steps", "20", "--progress", "lines", "--out", "run.h5")
+    kwargs = ("--env-kwargs", json.dumps({"sleep_s": 0.1, "others_s": 0.005, "only": 2}))
     result = job(num_ranks, "--env-factory", "seeded_faults:slow", *kwargs, *options)
     assert result.code == 0
-    assert re.search(r"slowest rank 2 \([2-9]\.\dx median\)", result.err), result.err
+    told = re.search(r"slowest rank 2 \(([\d.]+)x median\)", result.err)
+    assert told and 2 < float(told[1]) < 20, result.err

@@ -42,7 +42,7 @@ def test_a_failing_env_ends_the_job_with_its_place_its_cause_and_all_steps_befor
     rank = 0 if place == "root" else num_ranks - 1
     envs = envs_of(rank, num_ranks)
     result = job(num_ranks, *fails(how, rank))
-    assert_ended_soon(result, job.folder, 2.0)
+    assert_ended_soon(job.folder)
     assert result.code == 70
     assert result.messages == [
         f"rank {rank} ({HOST}, envs {envs[0]} to {envs[-1]}), step 2: env {envs[0]}, step 2 of its episode: {cause}; "
@@ -127,12 +127,12 @@ def test_a_factory_that_leaves_the_process_is_an_error(job, num_ranks):
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("place", ["root raises", "other raises"])
 def test_nobody_waits_for_the_long_step_of_another_rank(job, num_ranks, place):
-    """The step that nobody waits for takes 3 s and more."""
+    """The step that nobody waits for takes a minute."""
     hows = [None] * num_ranks
-    hows[0], hows[-1] = ("raise", "sleep") if place == "root raises" else ("sleep", "raise")
+    hows[0], hows[-1] = ("raise", "long") if place == "root raises" else ("long", "raise")
     steps = ("--num-steps", "20")
     result = job(num_ranks, "--env-factory", "failing_envs:by_rank", *kwargs(hows=hows), *steps, *ENVS, *OUT)
-    assert_ended_soon(result, job.folder, 2.9)
+    assert_ended_soon(job.folder)
     assert is_code(result, 70)
     assert len(result.messages) == 1 and "RuntimeError: the simulator has diverged" in result.messages[0]
     assert result.num_tracebacks == 1
@@ -148,7 +148,7 @@ def test_nobody_waits_for_the_long_step_of_another_rank(job, num_ranks, place):
 def test_when_a_process_is_gone_the_job_ends_and_committed_steps_can_be_read(job, whole, num_ranks, place, how):
     rank = 0 if place == "root" else num_ranks - 1
     result = job(num_ranks, *fails(how, rank, after=LATE, num_steps=WHOLE))
-    assert_ended_soon(result, job.folder, 5.0)
+    assert_ended_soon(job.folder)
     assert is_code(result, 70) if how == "os_exit" else result.code not in (0, 64, 65, 70, 74, 75, 78)
     assert outputs(job.folder) == ["run.h5.part"]
     assert assert_begins(job.folder / "run.h5.part", whole) >= 255
@@ -161,7 +161,7 @@ def test_when_the_launcher_is_gone_so_are_the_ranks(job, whole, num_ranks):
     run.wait_until(lambda: committed(job.folder / "run.h5.part"))
     os.kill(run.pid, signal.SIGKILL)
     run.finish()
-    assert are_gone(job.folder, 5.0)
+    assert are_gone(job.folder)
     assert assert_begins(job.folder / "run.h5.part", whole) > 0
 
 

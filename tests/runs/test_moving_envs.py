@@ -82,4 +82,4 @@ def test_the_files_of_a_trainer_are_where_it_was_when_it_connected(job: Job, num
 def test_a_policys_file_is_where_the_trainer_was_when_it_connected(job: Job):
     (job.folder / "policy.onnx").write_bytes(b"junk")
     result = job.script(None, TRAINER.replace("mine.py:make_policy", "policy.onnx"))
-    assert "UsageError: --policy policy.onnx: " in result.err and "cannot read this file" not in result.err
+    assert "UsageError: policy policy.onnx: " in result.err and "cannot read this file" not in result.err

@@ -14,7 +14,7 @@ RUNS = {
     ),
     "many blocks": (
         "--env", "MountainCarContinuous-v0", "--env-kwargs", '{"max_episode_steps": 90}', "--num-envs", "6",
-        "--num-steps", "5000",
+        "--num-steps", "500",
     ),
 }  # fmt: skip
 
@@ -39,7 +39,7 @@ def ways_of(_name: str, num_ranks: int | None) -> list[tuple[str, ...]]:
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
-    return collected_in_ways(tmp_path_factory, RUNS, ways_of)
+    return collected_in_ways(tmp_path_factory, RUNS, ways_of, num_rows=128)
 
 
 @pytest.mark.mpi(1, 2, 3, 5)

@@ -57,7 +57,7 @@ def test_a_file_that_stays_torn_is_damaged(changing: Path, grows: bool, num_read
         ({}, DataError, f"^x was not written by {FORMAT}$"),
         ({"config": "", "digest": ""}, ContentError, "its attribute format is None, .*; the file is damaged"),
         ({"format": FORMAT, "format_version": np.int64(FORMAT_VERSION + 1)}, DataError, "^x has format version"),
-        ({"format": FORMAT, "format_version": np.int64(0)}, DataError, "^x has format version 0"),
+        ({"format": FORMAT, "format_version": np.int64(2)}, DataError, "^x has format version 2"),
     ],
 )
 def test_a_file_of_another_program_or_version_is_refused(attributes: dict, error: type[Exception], message: str):
@@ -85,8 +85,9 @@ def test_a_damaged_attribute_is_named(tmp_path: Path, name: str, value: object):
         ("reproducibility", "always"),
         ("reproducibility", np.arange(3)),
         ("autoreset_mode", "foo"),
+        ("has_episode_seeds", np.arange(3)),
     ],
-    ids=["a number", "a word", "an array", "a mode"],
+    ids=["a number", "a word", "an array", "a mode", "seeds"],
 )
 def test_a_promise_or_a_mode_that_nobody_knows_is_damage(tmp_path: Path, name: str, value: object):
     with h5py.File(written(tmp_path, "complete")) as file:

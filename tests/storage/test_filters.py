@@ -1,5 +1,6 @@
 """Filters: checksums are HDF5's; which columns those of hdf5plugin pack, and what one gets without the package."""
 
+import re
 import sys
 import zlib
 from pathlib import Path
@@ -16,6 +17,7 @@ from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.storage import filters
 from mpi_rollout.storage.filters import CHECKSUM_NBYTES, WORDS_PER_ROW, fletcher32
 from mpi_rollout.storage.output import check_place
+from mpi_rollout.text import pip_install
 
 ROW_NBYTES = 2 * WORDS_PER_ROW
 SIZES = [1, 2, 3, 4, 5, 7, 719, 720, 721, 722, 4095, 65535, 131070, 131072, 10**6 + 1]
@@ -67,7 +69,9 @@ def without_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_reads_without_the_plugin_is_told_what_to_install(packed: Path, monkeypatch: pytest.MonkeyPatch):
     without_plugin(monkeypatch)
-    words = r"run\.h5: trajectories/observations is compressed: lz4 needs .*: pip install 'mpi_rollout\[compression\]'$"
+    words = r"run\.h5: trajectories/observations is compressed: lz4 needs .*: " + re.escape(
+        pip_install("[compression]")
+    )
     with pytest.raises(DataError, match=words):
         mpi_rollout.open(packed)
 

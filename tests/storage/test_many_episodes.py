@@ -13,7 +13,7 @@ from gymnasium import spaces
 from written_data import Feed, ending, quiet
 
 from mpi_rollout.storage import recovery, verification
-from mpi_rollout.storage.checked_file import checked, committed_episodes
+from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunks import FileWriter
 from mpi_rollout.storage.episodes import stored_results
 from mpi_rollout.storage.recovery import copy_prefix, schema_of
@@ -83,5 +83,5 @@ def test_a_copy_of_a_run_holds_few_of_its_episodes(unfinished: Path, tmp_path: P
 
     with h5py.File(unfinished) as file, schema_of(file).create(str(tmp_path / "copy.h5")) as copy:
         _, peak = traced(copied)
-        assert np.array_equal(committed_episodes(copy), committed_episodes(file))
+        assert np.array_equal(copy["episodes"][...], file["episodes"][...])
         assert peak < 0.5 * file["episodes"].size * EPISODE.itemsize

@@ -14,8 +14,10 @@ from stopped_runs import ENVS, OUT, PACED, assert_begins, kwargs, outputs
 from written_data import written
 
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError
 from mpi_rollout.policies.sources import sha256_of
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.storage import output
 from mpi_rollout.storage import status as status_file
 from mpi_rollout.storage.output import DEFAULT_FOLDER, check_folder, check_same_run, warning_of
@@ -104,20 +106,17 @@ def test_where_files_cannot_be_locked_the_user_is_warned():
         ({"state": "running", "host": os.uname().nodename, "pid": os.getpid()}, True),
         ({"state": "running", "host": os.uname().nodename, "pid": 2**30}, False),
         ({"state": "complete", "host": os.uname().nodename, "pid": os.getpid()}, False),
-        ({"state": "running", "host": "another", "pid": 1}, True),
+        ({"state": "running", "host": "another", "pid": 1, "updated": utc_now()}, True),
+        ({"state": "running", "host": "another", "pid": 1, "updated": "2000-01-01T00:00:00+00:00"}, False),
     ],
 )
 def test_without_locks_a_run_that_says_that_it_is_under_way_is_believed(tmp_path, monkeypatch, status, is_refused):
     path = str(tmp_path / "run.h5")
     monkeypatch.setattr(status_file, "read_status", lambda path: status)
-    Path(output.status_path(path)).touch()
     if not is_refused:
         refuse_running(path)
         return
     with pytest.raises(UsageError, match=rf"another run is writing it, process {status['pid']} on {status['host']}"):
-        refuse_running(path)
-    os.utime(output.status_path(path), (0, 0))
-    if status["host"] == "another":
         refuse_running(path)
 
 
@@ -125,31 +124,33 @@ def test_without_locks_a_run_that_says_that_it_is_under_way_is_believed(tmp_path
 def test_a_part_without_a_committed_step_is_begun_anew(tmp_path: Path, monkeypatch, num_steps: int, is_kept: bool):
     part = tmp_path / "run.h5.part"
     part.touch()
-    past = None if num_steps is None else SimpleNamespace(num_steps=num_steps)
-    monkeypatch.setattr(output, "look_into", lambda config, path: past)
-    monkeypatch.setattr(output, "why_not_brought_back", lambda path: "")
+    stored = SimpleNamespace(num_steps=num_steps, reproducibility=Reproducibility.EPISODE)
+    monkeypatch.setattr(output, "look_into", lambda config, path: None if num_steps is None else stored)
     config = RolloutConfig(env="CartPole-v1", out=str(tmp_path / "run.h5"))
-    assert output.past_to_continue(config, str(part)) is (past if is_kept else None) and part.exists() == is_kept
+    assert output.run_to_continue(config, str(part)) is (stored if is_kept else None) and part.exists() == is_kept
     if is_kept:
-        monkeypatch.setattr(output, "why_not_brought_back", lambda path: "they share a generator")
-        with pytest.raises(UsageError, match="cannot be continued: they share a generator; keep what there is with"):
-            output.past_to_continue(config, str(part))
+        stored.reproducibility = Reproducibility.SLICE
+        with pytest.raises(UsageError, match=r"cannot be continued: .* cannot be brought back; keep what there is"):
+            output.run_to_continue(config, str(part))
 
 
 @pytest.mark.parametrize(
-    ("is_complete", "is_longer", "error", "message"),
+    ("is_complete", "is_longer", "promise", "error", "message"),
     [
-        (False, False, UsageError, "was recovered from this run before its end; move it away"),
-        (True, False, AlreadyComplete, "of the same run and complete; nothing is left to do"),
-        (True, True, None, ""),
+        (False, False, "episode", UsageError, "was recovered from this run before its end; move it away"),
+        (True, False, "episode", AlreadyComplete, "of the same run and complete; nothing is left to do"),
+        (True, True, "slice", UsageError, "cannot be extended, since .* cannot be brought back; move it away"),
+        (True, True, "episode", None, ""),
     ],
 )
-def test_only_a_complete_file_with_fewer_steps_is_extended(monkeypatch, is_complete, is_longer, error, message):
-    monkeypatch.setattr(output, "in_sandbox", lambda task, path: {"config": "", "complete": is_complete})
+def test_only_a_complete_file_with_fewer_steps_is_extended(
+    monkeypatch, is_complete, is_longer, promise, error, message
+):
+    stored = {"config": "", "complete": is_complete, "promise": promise}
+    monkeypatch.setattr(output, "in_sandbox", lambda task, path: stored)
     monkeypatch.setattr(output, "check_same_run", lambda *arguments, **options: is_longer)
     config = RolloutConfig(env="CartPole-v1", out="run.h5")
     if error is None:
-        monkeypatch.setattr(output, "why_not_brought_back", lambda path: "")
         output.check_extends(config, "run.h5")
         with pytest.raises(UsageError, match="cannot be extended, since it has no trajectories"):
             output.check_extends(replace(config, trajectories=False), "run.h5")
@@ -158,36 +159,15 @@ def test_only_a_complete_file_with_fewer_steps_is_extended(monkeypatch, is_compl
         output.check_extends(config, "run.h5")
 
 
-@pytest.mark.parametrize(
-    ("policy", "version", "num_steps", "is_complete", "is_refused"),
-    [
-        ("random", 1, 10, False, True),
-        ("random", 1, 20, True, True),
-        ("random", 1, 10, True, False),
-        ("random", 2, 20, False, False),
-        ("mine:act", 1, 10, False, False),
-    ],
-)
-def test_a_run_that_drew_other_random_actions_is_not_continued(policy, version, num_steps, is_complete, is_refused):
-    before = RolloutConfig(env="CartPole-v1", num_steps=num_steps if not is_complete else 10, policy=policy)
-    now, stored = replace(before, num_steps=num_steps), {"config": before.to_json(), "policy_sha256": ""}
-    stored |= {"version": version, "complete": is_complete}
-    if is_refused:
-        with pytest.raises(UsageError, match=r"run\.h5 was begun by a version of mpi_rollout that draws other random"):
-            check_same_run(now, stored, "run.h5")
-    else:
-        assert check_same_run(now, stored, "run.h5") is (is_complete and num_steps > 10)
-
-
 def test_a_run_goes_on_with_the_policy_file_that_it_began_with(tmp_path: Path):
-    policy = tmp_path / "policy.onnx"
+    policy = tmp_path / "policy.zip"
     policy.write_bytes(b"weights")
     config = RolloutConfig(env="CartPole-v1", policy=str(policy))
-    stored = {"config": config.to_json(), "policy_sha256": sha256_of(str(policy)), "version": 2, "complete": False}
+    stored = {"config": config.to_json(), "policy_sha256": sha256_of(str(policy)), "complete": False}
     assert check_same_run(config, stored, "run.h5") is False
     policy.write_bytes(b"other weights")
     with pytest.raises(
-        UsageError, match=r"run\.h5 is of a run with another .*policy\.onnx \(its SHA-256 was [0-9a-f]{16}\.\.\."
+        UsageError, match=r"run\.h5 is of a run with another .*policy\.zip \(its SHA-256 was [0-9a-f]{16}\.\.\."
     ):
         check_same_run(config, stored, "run.h5")
 
@@ -237,11 +217,16 @@ def test_a_damaged_file_is_not_continued(tmp_path: Path):
         ({"num_steps": 9}, True, "more --num-steps extend a complete file"),
         ({"num_steps": 9}, False, "--num-steps was 10, is 9; "),
         ({"num_steps": 20}, False, "--num-steps was 10, is 20; "),
+        ({"num_envs": 6}, False, "--num-envs was 1, is 6; "),
+        ({"policy": "mine:act"}, False, '--policy was "random", is "mine:act"; '),
+        ({"env": "Acrobot-v1"}, False, '--env was "CartPole-v1", is "Acrobot-v1"; '),
+        ({"vectorization_mode": "native"}, False, '--vectorization-mode was "sync", is "native"; '),
+        ({"trajectories": False}, False, "--no-trajectories was not given, is given; "),
     ],
 )
 def test_another_run_is_refused_with_what_can_be_done_about_the_file(changes: dict, is_complete: bool, words: str):
-    before = RolloutConfig(env="CartPole-v1", num_steps=10)
-    stored = {"config": before.to_json(), "version": 2, "complete": is_complete}
+    before = RolloutConfig(env="CartPole-v1", num_envs=1, num_steps=10)
+    stored = {"config": before.to_json(), "complete": is_complete}
     with pytest.raises(UsageError, match=r"run\.h5 is of another run: ") as error:
         check_same_run(replace(before, **changes), stored, "run.h5")
     assert words in str(error.value) and ("extend" in str(error.value)) == ("extend" in words)

@@ -76,14 +76,14 @@ def test_a_signal_to_all_processes_of_a_job_is_no_damage(job: Job):
     result = job.script(None, STOPPED.format(task="ask_my_group"))
     assert result.code == 0, result.err
     assert result.out.startswith("75 run.h5: stopped by SIGUSR1 while reading its middle; the file was left as it is")
-    assert are_gone(job.folder, 1.0)
+    assert are_gone(job.folder)
 
 
 def test_a_child_ends_with_its_parent(job: Job):
     run = job.start_script(None, STOPPED.format(task="hang"))
     run.wait_until(lambda: len(processes_in(job.folder)) == 2)
     os.kill(run.pid, signal.SIGKILL)
-    assert run.finish().code == -signal.SIGKILL and are_gone(job.folder, 5.0)
+    assert run.finish().code == -signal.SIGKILL and are_gone(job.folder)
 
 
 def test_what_takes_more_memory_than_a_file_of_its_size_is_damaged():

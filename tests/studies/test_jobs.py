@@ -1,6 +1,10 @@
 """The options of jobs, and what is told of one that failed."""
 
+import fcntl
 import importlib.util
+import os
+import re
+from pathlib import Path
 
 import pytest
 from jobs import Job
@@ -8,7 +12,8 @@ from jobs import Job
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.waiting import CROWDED
 from mpi_rollout.studies.commands import numbers
-from mpi_rollout.studies.jobs import JobOptions, check_scipy, tail
+from mpi_rollout.studies.jobs import JobOptions, check_scipy, claimed, job_folder, tail
+from mpi_rollout.text import pip_install
 
 MPIRUN = "-" * 74 + "\nThere are not enough slots available\nin the system.\n" + "-" * 74 + "\n"
 TRACEBACK = """Traceback (most recent call last):
@@ -50,7 +55,7 @@ def test_of_much_the_end_is_kept_and_the_error_comes_first():
 def test_a_study_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     check_scipy()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"^studies need scipy; pip install 'mpi_rollout\[studies\]'$"):
+    with pytest.raises(UsageError, match=f"^studies need scipy; {re.escape(pip_install('[studies]'))}$"):
         check_scipy()
 
 
@@ -86,3 +91,48 @@ def test_reading_a_command_line_loads_no_scipy(job: Job):
     )
     done = job.script(None, code)
     assert done.out.splitlines()[-1] == "[]"
+
+
+# The folder of a study's jobs: in it nothing is of another study.
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> str:
+    return str(tmp_path / "study.json")
+
+
+def leave_behind(out: str) -> Path:
+    """What a study that was killed leaves."""
+    folder = job_folder(out)
+    (folder / "minari").mkdir(parents=True)
+    (folder / "minari" / "data.hdf5").write_text("old")
+    (folder / "1.h5.part").write_text("old")
+    return folder
+
+
+def test_what_was_left_behind_is_gone_before_and_all_is_gone_after(out: str):
+    leave_behind(out)
+    with claimed(out) as folder:
+        assert folder.is_dir() and not list(folder.iterdir())
+    assert not folder.exists()
+
+
+def test_who_is_refused_removes_nothing_of_who_is_there(out: str):
+    folder = leave_behind(out)
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(UsageError, match="another process does this study"), claimed(out):
+        pass
+    assert len(list(folder.iterdir())) == 2
+    os.close(descriptor)
+
+
+def test_without_locks_nothing_is_removed_that_may_be_of_who_is_there(out: str, monkeypatch: pytest.MonkeyPatch):
+    leave_behind(out)
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with claimed(out) as folder:
+        assert len(list(folder.iterdir())) == 2
+
+
+def unsupported(_descriptor: int, _operation: int) -> None:
+    raise OSError("no locks available")

@@ -16,6 +16,7 @@ from mpi_rollout.studies import picture
 from mpi_rollout.studies.figures import Analysis
 from mpi_rollout.studies.study import PHASES
 from mpi_rollout.studies.study_file import StudyFile
+from mpi_rollout.text import pip_install
 
 RANKS = (1, 2, 4, 8, 16, 32)
 
@@ -66,9 +67,8 @@ def test_the_points_are_where_the_samples_are():
     axes = Figure().subplots()
     picture._plot_efficiencies(axes, [analysis], analysis.base.median)
     markers = {tuple(line.get_xdata()): line for line in axes.lines if line.get_marker() == "o"}
-    assert {ranks: line.get_markerfacecolor() for ranks, line in markers.items()} == {(1, 2): BLUE, (4,): "w"}
-    drawn = [y for ranks in ((1, 2), (4,)) for y in markers[ranks].get_ydata()]
-    assert drawn == [point.efficiency.median for point in analysis.points]
+    assert {ranks: line.get_markerfacecolor() for ranks, line in markers.items()} == {(1, 2, 4): BLUE, (4,): "w"}
+    assert list(markers[1, 2, 4].get_ydata()) == [point.efficiency.median for point in analysis.points]
     bars = [segment for each in axes.collections for segment in each.get_segments()]
     expected = [(point.efficiency.low, point.efficiency.high) for point in analysis.points]
     assert [tuple(segment[:, 1]) for segment in bars] == [pytest.approx(each) for each in expected]
@@ -106,4 +106,4 @@ def test_without_matplotlib_the_extra_to_install_is_named(tmp_path: Path):
     command = [sys.executable, "-m", "mpi_rollout", "plot", str(tmp_path / "study.json")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 64
-    assert done.stderr == "mpi_rollout: plot needs matplotlib; pip install 'mpi_rollout[plots]'\n"
+    assert done.stderr == f"mpi_rollout: plot needs matplotlib; {pip_install('[plots]')}\n"

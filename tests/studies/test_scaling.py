@@ -1,5 +1,6 @@
 """`scaling` does a whole study, whatever its jobs do, and continues one that was stopped."""
 
+import json
 import os
 import shlex
 import signal
@@ -190,12 +191,12 @@ def test_the_study_and_its_pictures_load_no_mpi(job: Job):
 
 
 @pytest.mark.mpi
-def test_real_ranks_that_hang_leave_nothing_behind(job: Job):
-    """In the job after the warm-up, on 2 ranks too.  What does not hang takes about 1 s."""
-    env = ("--env-factory", "failing_envs:hanging_later", "--num-envs", "2", "--num-steps", "4")
-    options = ("--ranks", "1,2", "--repeats", "1", "--timeout-s", "8", "--limit-s", "0.05")
-    result = job(None, "scaling", "strong", *env, *options, "--out", "study.json", timeout=120)
-    assert result.code == 70, result.err
-    errors = {each.point.num_ranks: each.error for each in stored(job).samples}
-    assert errors[1] == "" and errors[2].startswith("did not end within 8 s")
-    assert processes_in(job.folder) == []
+def test_a_study_that_is_stopped_while_real_ranks_hang_leaves_nothing_behind(job: Job):
+    kwargs = json.dumps({"how": "hang", "rank": 1, "after": 0})
+    env = ("--env-factory", "failing_envs:failing", "--env-kwargs", kwargs, "--num-envs", "2", "--num-steps", "4")
+    running = job.start(None, "scaling", "strong", *env, "--ranks", "1,2", "--out", "study.json")
+    running.wait_until((job.folder / "failed_at").exists)
+    os.kill(running.pid, signal.SIGTERM)
+    result = running.finish()
+    assert result.code == 75 and "the study was stopped by SIGTERM" in result.messages[-1], result.err
+    assert processes_in(job.folder) == [] and not (job.folder / "study.json.job").exists()

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from fake_launcher import ALPHA_S, BARE_PER_S, BETA_S, ROOT_S, outcome
+from fake_launcher import BARE_PER_S, outcome
 from made_up_studies import made_up, make_study, with_outcome
 
 from mpi_rollout.cli import make_parser
@@ -14,10 +14,8 @@ from mpi_rollout.studies import report, statistics
 from mpi_rollout.studies.commands import lengths_list
 from mpi_rollout.studies.figures import Analysis, analyses
 from mpi_rollout.studies.jobs import arguments_of
-from mpi_rollout.studies.machine import machine_facts
-from mpi_rollout.studies.statistics import NoFit
 from mpi_rollout.studies.study import Point, Study, ranges, sample_of, scaling_points
-from mpi_rollout.studies.study_file import StudyFile
+from mpi_rollout.studies.study_file import StudyFile, machine_facts
 
 RANKS = (1, 2, 4, 8, 16, 32)
 
@@ -152,27 +150,14 @@ def test_load_balance_and_communication_efficiency_come_from_the_ranks():
     assert four.communication_efficiency == pytest.approx(four.shares["env"] + four.shares["idle"])
 
 
-def test_the_exchange_of_known_alpha_and_beta_is_found_in_the_samples():
-    study = make_study("weak", RANKS)
-    found = Analysis(made_up(study)).fits["exchange"]
-    assert found.coefficients == pytest.approx((ROOT_S, ALPHA_S, BETA_S))
-
-
 def test_points_with_more_ranks_than_cores_are_marked_and_in_no_fit():
     study = make_study("strong", RANKS)
     analysis = Analysis(made_up(study, num_cores=8))
     assert [point.num_ranks for point in analysis.points if point.oversubscribed] == [16, 32]
-    assert [str(found) for found in analysis.fits.values()] == ["4 points, 5 are needed"] * 2
+    assert str(analysis.fit) == "4 points, 5 are needed"
     enough = Analysis(made_up(study, num_cores=16))
     speed_ups = {point.num_ranks: point.speed_up.median for point in enough.points[:5]}
-    assert enough.fits["Amdahl"] == statistics.amdahl(speed_ups)
-
-
-@pytest.mark.parametrize("run", [{"batch_size": 1}, {"num_groups": 2}])
-def test_only_lockstep_shows_what_an_exchange_takes(run):
-    study = make_study("strong", RANKS, **run)
-    found = Analysis(made_up(study)).fits["exchange"]
-    assert isinstance(found, NoFit) and "only lockstep" in str(found)
+    assert enough.fit == statistics.amdahl(speed_ups)
 
 
 # The report.
@@ -246,12 +231,6 @@ def test_a_study_of_several_lengths_has_a_table_for_each_and_one_base_case():
     assert [line for line in text if line in labels] == 2 * labels
     efficiencies = [analysis.points[2].efficiency.median for analysis in analyses(file)]
     assert efficiencies == sorted(efficiencies) and efficiencies[0] < efficiencies[-1]
-
-
-def test_fragments_do_not_show_what_an_exchange_takes():
-    file = of_lengths("1", "16")
-    fits = [analysis.fits["exchange"] for analysis in analyses(file)]
-    assert not isinstance(fits[0], NoFit) and "--fragment-length 1" in str(fits[1])
 
 
 @pytest.mark.parametrize(

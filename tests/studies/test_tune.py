@@ -22,7 +22,7 @@ LAUNCHER = shlex.join([sys.executable, str(HELPERS / "fake_tune_launcher.py")])
 ENV = ("--env-factory", "tuned_envs:Plain", "--num-envs", "6")
 FAST = {"-n 2": 1800.0, "-n 2 --num-groups 2": 1700.0, "-n 2 --batch-size 1": 1600.0,
         "-n 3 --root-envs 0 --num-groups 2": 1500.0, "-n 3 --root-envs 0 --batch-size 1": 1400.0}  # fmt: skip
-SLOW = {"-n 1", "-n 2 --policy-on workers", *(f"-n 2 --fragment-length {length}" for length in (1, 16, 64))}
+SLOW = {"-n 1", *(f"-n 2 --fragment-length {length}" for length in (1, 16, 64))}
 
 
 def tune(job: Job, *arguments: str, rates: dict[str, float] = FAST, **trouble: str) -> Result:
@@ -137,9 +137,8 @@ def test_all_ways_are_tried_and_the_simplest_of_the_fastest_named(job: Job):
     assert log.read_text().splitlines()[:2] == ["-n 2 --num-steps 20", "-n 2 --num-steps 90"]  # 0.3 s at that rate.
     use = next(line for line in result.out.splitlines() if line.startswith("use: "))
     assert use == f"use: {LAUNCHER} -n 2 python -m mpi_rollout --env-factory tuned_envs:Plain --num-envs 6"
-    assert "why: 1.06 times as fast as the next, -n 2 --num-groups 2" in result.out
-    limit = "limit: 20,000 env steps/s, bare env.step loops on 2 ranks at once; this command reached 0.090 of it"
-    assert limit in result.out and list(job.folder.iterdir()) == [log]
+    first = next(line.split() for line in result.out.splitlines() if line.strip().startswith("-n 2 "))
+    assert first[-1] == "0.090" and list(job.folder.iterdir()) == [log]  # Of the limit.
 
 
 def test_a_vectorized_version_is_named_with_what_it_means_for_the_data(job: Job):
@@ -153,7 +152,7 @@ def test_a_vectorized_version_is_named_with_what_it_means_for_the_data(job: Job)
 def test_ways_that_fail_or_hang_are_told_once_and_the_others_are_tried(job: Job):
     result = tune(job, *ENV, "--timeout-s", "2", FAIL="-n 2 --batch-size 1", HANG="-n 1")
     assert result.code == 70
-    assert result.messages[-1] == "2 of 14 jobs failed; the others are in the table"
+    assert result.messages[-1] == "2 of 13 jobs failed; the others are in the table"
     assert (
         "failed: -n 2 --batch-size 1, repeat 0: exit code 70: rank 1 (node7): the env has lost its licence"
         in result.out
@@ -214,5 +213,4 @@ def test_a_real_env_is_tuned_by_real_jobs(job: Job):
     result = job(None, "tune", "--env", "Acrobot-v1", *arguments, timeout=120)
     assert result.code == 0, result.err
     assert "use: mpirun -n 1 python -m mpi_rollout --env Acrobot-v1 --num-envs 4" in result.out
-    assert "bare env.step loops on 1 rank at once; this command reached " in result.out
     assert list(job.folder.iterdir()) == []

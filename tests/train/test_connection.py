@@ -36,7 +36,7 @@ def run(job: Job, num_ranks: int, code: str) -> Result:
     give_up = time.monotonic() + 5.0
     while processes_in(job.folder) and time.monotonic() < give_up:  # MPICH's launcher leaves before them.
         time.sleep(0.02)
-    assert result.seconds < SOON_S and are_gone(job.folder, 1.0)
+    assert result.seconds < SOON_S and are_gone(job.folder)
     return result
 
 
@@ -158,7 +158,7 @@ def test_ctrl_c_interrupts_the_trainer_and_ends_all_ranks(job: Job, num_ranks: i
     for pid in reversed(pids):
         os.kill(pid, signal.SIGINT)
     result = running.finish(15)
-    assert result.code != 0 and are_gone(job.folder, 1.0)
+    assert result.code != 0 and are_gone(job.folder)
     assert result.err.splitlines().count("KeyboardInterrupt") == result.num_tracebacks == 1
 
 

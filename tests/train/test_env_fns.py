@@ -133,24 +133,6 @@ with mpi_rollout.connect("Here-v0", NUM_ENVS) as envs:
     assert (result.code, result.out.split()) == (0, ["Here-v0", "9", "compared"]), result.err
 
 
-@pytest.mark.mpi(3)
-def test_an_env_that_is_shared_is_refused_also_by_ranks_that_have_one(job: Job, num_ranks: int):
-    code = """
-env = gymnasium.make(POLE)
-for way in dict(env=[lambda: env] * 3), dict(env=lambda: env, num_envs=3):
-    try:
-        with mpi_rollout.connect(**way) as envs:
-            print(envs)
-    except ValueError as error:  # As SB3's DummyVecEnv raises it.
-        print(error)
-    except SystemExit as error:
-        assert error.code == 64
-"""
-    result = job.script(num_ranks, BEGIN + code)
-    told = "env 0 and env 1 are the same object; what makes envs must return a new one each time"
-    assert (result.code, result.out.splitlines()) == (0, [told] * 2), result.err
-
-
 @pytest.mark.mpi(1, 2)
 def test_the_list_of_envs_is_refused_with_what_works(job: Job, num_ranks: int):
     code = """

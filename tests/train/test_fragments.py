@@ -79,7 +79,7 @@ def test_infos_are_as_they_were_in_their_step():
 def test_envs_that_are_not_reset_keep_their_observations_when_slots_grow():
     with mpi_rollout.connect([Counting] * 3) as envs:
         before, _ = envs.reset(seed=1)
-        with pytest.raises(ActionError, match=r"step 1: .* for env 2 "):
+        with pytest.raises(ActionError, match=r"in row 1 of the actions, .* for env 2 "):
             envs.collect(3, np.array([[2, 2, 2], [2, 2, 99], [2, 2, 2]]))
         after, _ = envs.reset(options={"reset_mask": np.array([True, False, False])})
         assert after[1:].tobytes() == np.asarray(before)[1:].tobytes() and np.asarray(before)[1:].any()

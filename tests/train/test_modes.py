@@ -13,6 +13,7 @@ from oracle import differences, record
 
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import seed_of_slice
+from mpi_rollout.errors import Option
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.process.paths import load_callable
 
@@ -67,7 +68,7 @@ def ways(env: str, mode: str, num_ranks: int) -> dict[str, dict[str, Any]]:
 
 @cache
 def expected(env: str, mode: str) -> list[Any]:
-    make = load_callable(env, "env") if env.startswith("envs:") else partial(gymnasium.make, env)
+    make = load_callable(env, Option("env")) if env.startswith("envs:") else partial(gymnasium.make, env)
     envs = SyncVectorEnv([partial(make, **ENVS[env])] * NUM_ENVS, autoreset_mode=AutoresetMode[mode.upper()])
     return record(envs, num_steps_of(env))
 

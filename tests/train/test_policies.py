@@ -174,7 +174,7 @@ with mpi_rollout.connect("CartPole-v1", 6, policy=Sampling) as first:
     result = job.script(num_ranks, BEGIN + code, timeout=60)
     assert (result.code, result.err) == (0, "")
     refusal, well = result.out.splitlines()
-    assert refusal.startswith("--policy absent.zip: cannot read this file: No such file") and well == "well"
+    assert refusal.startswith("policy absent.zip: cannot read this file: No such file") and well == "well"
 
 
 @pytest.mark.mpi(2)
@@ -185,7 +185,7 @@ with mpi_rollout.connect("CartPole-v1", 4, policy="absent.zip") as envs:
 """
     result = job.script(num_ranks, BEGIN + code, timeout=60)
     assert result.code in (1, 64, 65) and result.out == ""  # Of the rank that leaves first, or of both, bit by bit.
-    assert result.err.count("UsageError: --policy absent.zip: cannot read this file: No such file or directory") == 1
+    assert result.err.count("UsageError: policy absent.zip: cannot read this file: No such file or directory") == 1
 
 
 @pytest.mark.mpi(2)
@@ -282,7 +282,7 @@ def test_code_of_a_file_needs_trust(tmp_path: Path):
     torch = pytest.importorskip("torch")
     path = str(tmp_path / "p.pt")
     torch.jit.trace(torch.nn.Linear(4, 2), torch.zeros(2, 4)).save(path)
-    with pytest.raises(UsageError, match=r"the file is TorchScript, .*or trust_policy=True of connect"):
+    with pytest.raises(UsageError, match=r"TorchScript is code, .*; add trust_policy if you trust"):
         mpi_rollout.connect("CartPole-v1", 2, policy=path)
     with mpi_rollout.connect("CartPole-v1", 2, policy=path, trust_policy=True) as envs:
         envs.reset(seed=1)

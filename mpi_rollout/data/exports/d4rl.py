@@ -22,11 +22,11 @@ from mpi_rollout.data.exports.selection import (
     open_files,
     read,
     row_nbytes,
-    writing,
 )
 from mpi_rollout.data.run_data import RunData
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.filters import GZIP_LEVEL
+from mpi_rollout.storage.recovery import writing
 from mpi_rollout.storage.untrusted import Tell
 
 CHUNK_NBYTES = 2**20

@@ -7,23 +7,19 @@ the data alone.  They are read in groups of envs: running episodes are in memory
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from mpi_rollout.data.episodes import Episode
 from mpi_rollout.data.opening import SEVERAL, SeveralRuns
-from mpi_rollout.errors import DataError, RolloutError, StorageError
+from mpi_rollout.errors import DataError, StorageError
 from mpi_rollout.process.host import ANYWAY, format_bytes, is_any_size
-from mpi_rollout.storage.ownership import free_space
 from mpi_rollout.storage.sandbox import MEMORY_PER_BYTE, allow_memory
-from mpi_rollout.storage.untrusted import Tell, is_of_reading
-from mpi_rollout.text import system_words
+from mpi_rollout.storage.untrusted import Tell
 
 RUNNING_NBYTES = 2**28  # The size of the episodes that are in memory at a time.
 COPIES = 3  # Copies of the episodes while they are put together and written.
-EPISODE_NBYTES = 2**13  # A short episode takes as long as so many bytes of a long one.
 EXPORTED = np.dtype([*SEVERAL.descr, ("number", "i8"), ("group", "i8")])
 Options = Mapping[str, Any]  # The options of the command line.
 
@@ -69,13 +65,6 @@ def envs_per_group(longest_nbytes: int) -> int:
     return 1 << max(RUNNING_NBYTES // max(longest_nbytes, 1), 1).bit_length() - 1
 
 
-def share_of(rows: np.ndarray, share: int, num_shares: int, nbytes: int) -> np.ndarray:
-    """Return the rows of one of several shares that take about as long as each other; each is a run of rows."""
-    work = np.cumsum(rows["length"] * nbytes + EPISODE_NBYTES)
-    first, last = (np.searchsorted(work, work[-1] * part / num_shares) for part in (share, share + 1))
-    return rows[first : last if share + 1 < num_shares else None]
-
-
 def groups_of(rows: np.ndarray) -> list[np.ndarray]:
     """Return the rows of each group, which one pass reads."""
     return np.split(rows, np.flatnonzero(np.diff(rows["group"])) + 1)
@@ -93,19 +82,6 @@ def counts_of(rows: np.ndarray) -> dict[str, int]:
     """Count what is exported, for who exports."""
     unfinished = int(np.count_nonzero(~(rows["terminated"] | rows["truncated"])))
     return {"episodes": len(rows), "steps": int(rows["length"].sum()), "unfinished": unfinished}
-
-
-@contextmanager
-def writing(path: str) -> Iterator[None]:
-    """Blame the new file for what HDF5 or the system raise here; who reads raises errors of its own."""
-    try:
-        yield
-    except RolloutError:
-        raise
-    except Exception as error:
-        if not is_of_reading(error):
-            raise
-        raise StorageError(f"cannot write {path}: {system_words(error)} ({free_space(path)})") from error
 
 
 def check_room(folder: str, nbytes: int, compression: str) -> None:

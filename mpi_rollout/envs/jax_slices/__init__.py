@@ -14,9 +14,9 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from mpi_rollout.errors import Option, UsageError
-from mpi_rollout.text import first_line
+from mpi_rollout.text import first_line, pip_install
 
-INSTALLS = {"jax": "'mpi_rollout[jax]'", "gymnax": "gymnax six", "brax": "brax"}
+INSTALLS = {"jax": "[jax]", "gymnax": "gymnax six", "brax": "brax"}
 # JAX is not imported here.
 Key: TypeAlias = Any  # A key of `jax.random`.
 State: TypeAlias = Any  # A tree of arrays.
@@ -184,7 +184,7 @@ def _imported(module: str, package: str) -> Any:
         return import_module(module)
     except ImportError as error:
         needed = f"JAX envs need a package ({first_line(error)})"
-        raise UsageError(f"{needed}; pip install {INSTALLS[package]}") from error
+        raise UsageError(f"{needed}; {pip_install(INSTALLS[package])}") from error
 
 
 def _check_task(library: str, task: str, known: list[str]) -> None:

@@ -14,20 +14,3 @@ for _device in ("Numba", "Torch", "CUDA"):
         max_episode_steps=500,
         reward_threshold=475.0,
     )
-
-
-def prepare() -> None:
-    """Compile what Numba compiles for CPUs, so that other processes load it from the cache.
-
-    It takes some seconds the first time, and a fraction of a second later.  Processes that make such envs at the same
-    time do not need it: the first one compiles, and the others wait for it.  Numba's cache is beside this package, else
-    in the user's cache folder, or where NUMBA_CACHE_DIR says.
-
-    Raises
-    ------
-    UsageError
-        Numba is missing.
-    """
-    from mpi_rollout.envs.kernels.cartpole import numba_envs
-
-    numba_envs()

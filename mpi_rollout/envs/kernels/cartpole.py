@@ -8,10 +8,8 @@ gives the same bits, as long as its compiler fuses no multiplication with an add
 
 import math
 import warnings
-from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from inspect import signature
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import gymnasium
@@ -24,6 +22,7 @@ from mpi_rollout.envs.rollout import RolloutColumns
 from mpi_rollout.envs.slice_env import SliceVectorEnv, checked_integer
 from mpi_rollout.errors import ActionError, UsageError
 from mpi_rollout.exchange.world import claimed_local_rank, claimed_local_size
+from mpi_rollout.text import pip_install
 
 WORD = 0xFFFFFFFF
 MULTIPLIER_0, MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
@@ -45,13 +44,8 @@ MOST_SEED = 2**64 - 1
 MOST_ENVS = 2**32  # The index of an env is one word of a counter.
 LONGEST = 2**31 - 1  # Steps are counted in 32 bits.
 HIGH = np.array([2 * X_LIMIT, np.inf, 2 * THETA_LIMIT, np.inf], np.float32)
-INTEGRATORS = {"euler": False, "semi-implicit euler": True}
-# By the extra that brings the package: the module and its `Device`.
-DEVICES = {
-    "numba": ("numba_cpu", "NumbaDevice"),
-    "torch": ("torch_tensors", "TorchDevice"),
-    "cuda": ("numba_cuda", "CUDADevice"),
-}
+# By the extra that brings the package: the module, whose `make_device` makes a `Device`.
+MODULES = {"numba": "numba_cpu", "torch": "torch_tensors", "cuda": "numba_cuda"}
 check = partial(checked_integer, "CartPole")
 
 
@@ -80,7 +74,7 @@ def start_value(word):
     return (word + 0.5) * (2.0**-32 * (2.0 * RESET_BOUND)) - RESET_BOUND
 
 
-def moved(x, x_dot, theta, theta_dot, action, is_semi_implicit):
+def moved(x, x_dot, theta, theta_dot, action):
     """Return the state `TAU` seconds later, under action 0 (push to the left) or 1 (to the right).
 
     Sine and cosine are Taylor polynomials of degree 11 and 12.  For |theta| <= 0.2095, beyond which an episode has
@@ -97,10 +91,7 @@ def moved(x, x_dot, theta, theta_dot, action, is_semi_implicit):
     inertia = HALF_LENGTH * (4.0 / 3.0 - MASS_POLE * (cosine * cosine) / TOTAL_MASS)
     theta_acc = (GRAVITY * sine - cosine * push) / inertia
     x_acc = push - POLE_MASS_LENGTH * theta_acc * cosine / TOTAL_MASS
-    x_dot_after, theta_dot_after = x_dot + TAU * x_acc, theta_dot + TAU * theta_acc
-    if is_semi_implicit:  # Positions change with the new velocities.
-        return x + TAU * x_dot_after, x_dot_after, theta + TAU * theta_dot_after, theta_dot_after
-    return x + TAU * x_dot, x_dot_after, theta + TAU * theta_dot, theta_dot_after
+    return x + TAU * x_dot, x_dot + TAU * x_acc, theta + TAU * theta_dot, theta_dot + TAU * theta_acc
 
 
 def is_outside(x, theta):
@@ -108,19 +99,11 @@ def is_outside(x, theta):
     return (x < -X_LIMIT) | (x > X_LIMIT) | (theta < -THETA_LIMIT) | (theta > THETA_LIMIT)
 
 
-def is_semi_implicit(kinematics_integrator: object) -> bool:
-    """Tell whether an integrator, by its name, is semi-implicit; UsageError if there is none of that name."""
-    if not isinstance(kinematics_integrator, str) or kinematics_integrator not in INTEGRATORS:
-        names = " or ".join(map(repr, INTEGRATORS))
-        raise UsageError(f"kinematics_integrator of CartPole must be {names}, got {kinematics_integrator!r}")
-    return INTEGRATORS[kinematics_integrator]
-
-
 class CartPoleEnv(gymnasium.Env[np.ndarray, np.int64]):
     """One env of `make_envs`, with the same arguments and bytes; it needs neither Numba nor torch.
 
     `reset` begins its next episode, or episode 0 of another seed.  It has no time limit: `gymnasium.make` adds one.
-    `first_env` is its index among all envs of a job; `device` and `threads_per_block` are not used.
+    `first_env` is its index among all envs of a job; `device` is not used.
     """
 
     metadata = {"render_modes": []}
@@ -129,15 +112,12 @@ class CartPoleEnv(gymnasium.Env[np.ndarray, np.int64]):
         self,
         seed: int = 0,
         first_env: int = 0,
-        kinematics_integrator: str = "euler",
         sutton_barto_reward: bool = False,
         device: str | int | None = None,
-        threads_per_block: int | None = None,
     ) -> None:
         self.observation_space, self.action_space = Box(-HIGH, HIGH), Discrete(2)
         self._key = key_words(check("seed", seed, 0, MOST_SEED))
         self._env_index = check("first_env", first_env, 0, MOST_ENVS - 1)
-        self._is_semi_implicit = is_semi_implicit(kinematics_integrator)
         self._is_sutton_barto = bool(sutton_barto_reward)
         self._episode, self._is_running = -1, False
         self._state: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
@@ -156,21 +136,20 @@ class CartPoleEnv(gymnasium.Env[np.ndarray, np.int64]):
         if not self.action_space.contains(action):
             raise ActionError(f"the action must be 0 or 1, got {action!r}")
         x, x_dot, theta, theta_dot = self._state
-        self._state = moved(x, x_dot, theta, theta_dot, int(action), self._is_semi_implicit)
+        self._state = moved(x, x_dot, theta, theta_dot, int(action))
         terminated = is_outside(self._state[0], self._state[2])
         self._is_running = not terminated
         reward = 0.0 - terminated if self._is_sutton_barto else 1.0
         return np.array(self._state, np.float32), reward, terminated, False, {}
 
 
-class Task(NamedTuple):
-    """A CartPole, and how many envs of it; `first_env` is the index of the first one among all envs of a job."""
+class CartPoles(NamedTuple):
+    """What the envs of a slice have in common; `first_env` is the index of the first one among all envs of a job."""
 
-    num_envs: int = 1
-    first_env: int = 0
-    max_episode_steps: int = 500
-    is_semi_implicit: bool = False
-    sutton_barto_reward: bool = False
+    num_envs: int
+    first_env: int
+    max_episode_steps: int
+    sutton_barto_reward: bool
 
 
 Array = TypeVar("Array")
@@ -192,7 +171,7 @@ def new_table(num_envs: int) -> Table[np.ndarray]:
 
 
 class Device(Protocol):
-    """Steps the envs of a task; `key` is that of all random numbers."""
+    """Steps `CartPoles`; `key` is that of all random numbers."""
 
     key: tuple[int, int]
 
@@ -212,8 +191,8 @@ class CartPoleBackend:
     name, takes_uint8 = "CartPole", True
     most_seed: float = MOST_SEED
 
-    def __init__(self, task: Task, device: Device) -> None:
-        self._first_env, self._device, self.rollout = task.first_env, device, device.rollout
+    def __init__(self, first_env: int, device: Device) -> None:
+        self._first_env, self._device, self.rollout = first_env, device, device.rollout
 
     def begin(self, seed: int, chosen: np.ndarray, episodes: np.ndarray) -> None:
         self._device.key = key_words(seed)
@@ -239,13 +218,12 @@ def make_envs(
     seed: int = 0,
     first_env: int = 0,
     max_episode_steps: int = 500,
-    kinematics_integrator: str = "euler",
     sutton_barto_reward: bool = False,
-    **device_options: object,
+    device: str | int | None = None,
 ) -> SliceVectorEnv:
     """Make envs with the spaces, dynamics, rewards and ends of Gymnasium's CartPole-v1, and other random numbers.
 
-    See docs/how-to/native-envs.md for the options of devices.
+    See docs/how-to/native-envs.md for the devices.
 
     Raises
     ------
@@ -255,26 +233,17 @@ def make_envs(
     num_envs = check("num_envs", num_envs, 1, MOST_ENVS)
     first_env = check("first_env", first_env, 0, MOST_ENVS - num_envs)
     limit = check("max_episode_steps", max_episode_steps, 1, LONGEST)
-    task = Task(num_envs, first_env, limit, is_semi_implicit(kinematics_integrator), bool(sutton_barto_reward))
-    make_device = device_class(kind)
-    given = {name: value for name, value in device_options.items() if value is not None}
-    for name in given.keys() - signature(make_device).parameters.keys():
-        raise UsageError(f"CartPole takes no {name} on this device, got {given[name]!r}")
-    backend = CartPoleBackend(task, make_device(task, **given))
+    try:
+        module = import_module(f"mpi_rollout.envs.kernels.{MODULES[kind]}")
+    except ImportError as error:
+        raise UsageError(f"CartPole on {kind} needs a package ({error}); {pip_install(f'[{kind}]')}") from error
+    backend = CartPoleBackend(
+        first_env, module.make_device(CartPoles(num_envs, first_env, limit, bool(sutton_barto_reward)), device)
+    )
     return SliceVectorEnv(backend, range(first_env, first_env + num_envs), seed, Box(-HIGH, HIGH), Discrete(2))
 
 
-def device_class(kind: str) -> Callable[..., Device]:
-    """Return a key's class of `DEVICES`; UsageError if its package is missing."""
-    module, name = DEVICES[kind]
-    try:
-        made: Callable[..., Device] = vars(import_module(f"mpi_rollout.envs.kernels.{module}"))[name]
-    except ImportError as error:
-        raise UsageError(f"CartPole on {kind} needs a package ({error}); pip install 'mpi_rollout[{kind}]'") from error
-    return made
-
-
-numba_envs, torch_envs, cuda_envs = (partial(make_envs, kind) for kind in DEVICES)
+numba_envs, torch_envs, cuda_envs = (partial(make_envs, kind) for kind in MODULES)
 
 
 def own_device(num_devices: int) -> int | None:

@@ -22,8 +22,9 @@ from numba import njit, types
 from numpy.lib.stride_tricks import as_strided
 
 from mpi_rollout.envs.kernels import cartpole
-from mpi_rollout.envs.kernels.cartpole import Table, Task, new_table
+from mpi_rollout.envs.kernels.cartpole import CartPoles, Table, new_table
 from mpi_rollout.envs.rollout import RolloutColumns, has_rows
+from mpi_rollout.errors import UsageError
 
 BLOCK = 256
 LONGEST_COMPILING_S = 60.0  # On a busy machine; alone it takes about 4 s.
@@ -33,14 +34,14 @@ _compiled = njit(**OPTIONS)
 _moved, _is_outside = _compiled(cartpole.moved), _compiled(cartpole.is_outside)
 _philox, _start_value = _compiled(cartpole.philox), _compiled(cartpole.start_value)
 
-# The flat arrays that rows are in: actions (64 and 8 bits), observations, rewards (64 and 32 bits), flags.
+# The flat arrays that rows are in: actions (64 and 8 bits), observations, rewards, flags.
 UINT8, INT64 = np.dtype(np.uint8), np.dtype(np.int64)
-KINDS = (np.int64, np.uint8, np.float32, np.float64, np.float32, np.uint8, np.uint8)
-ACTIONS, ACTIONS_8, OBSERVATIONS, REWARDS, REWARDS_32, TERMINATIONS, TRUNCATIONS = range(len(KINDS))
+KINDS = (np.int64, np.uint8, np.float32, np.float64, np.uint8, np.uint8)
+ACTIONS, ACTIONS_8, OBSERVATIONS, REWARDS, TERMINATIONS, TRUNCATIONS = range(len(KINDS))
 NOBODY_READS = -1  # The pitch of rows that do not exist.
 NONE = [np.zeros(0, kind) for kind in KINDS]
 # Places in `settings`, where the key has two.
-FIRST_ENV, MAX_EPISODE_STEPS, IS_SEMI_IMPLICIT, IS_SUTTON_BARTO, KEY = range(5)
+FIRST_ENV, MAX_EPISODE_STEPS, IS_SUTTON_BARTO, KEY = range(4)
 _FLAT = [
     types.Array(numba.from_dtype(np.dtype(kind)), 1, "C", readonly=place <= ACTIONS_8)
     for place, kind in enumerate(KINDS)
@@ -71,11 +72,11 @@ def _convert(actions, source):
 
 
 @_compiled
-def _move(states, actions, is_semi_implicit):
+def _move(states, actions):
     x, x_dot, theta, theta_dot = states
     for env in range(len(x)):
         state = x[env], x_dot[env], theta[env], theta_dot[env]
-        x[env], x_dot[env], theta[env], theta_dot[env] = _moved(*state, actions[env], is_semi_implicit)
+        x[env], x_dot[env], theta[env], theta_dot[env] = _moved(*state, actions[env])
 
 
 @_compiled
@@ -132,12 +133,11 @@ def _kernel(fingerprint: int) -> Callable[..., None]:
 
     def rollout(
         all_states, all_steps, all_episodes, all_ended, settings, num_rows,
-        actions, actions_8, observations, rewards, rewards_32, terminations, truncations, pitches,
+        actions, actions_8, observations, rewards, terminations, truncations, pitches,
     ):  # fmt: skip
         _ = fingerprint
         first_env, max_episode_steps = settings[FIRST_ENV], settings[MAX_EPISODE_STEPS]
-        is_semi_implicit, is_sutton_barto = settings[IS_SEMI_IMPLICIT], settings[IS_SUTTON_BARTO]
-        key_0, key_1 = settings[KEY], settings[KEY + 1]
+        is_sutton_barto, key_0, key_1 = settings[IS_SUTTON_BARTO], settings[KEY], settings[KEY + 1]
         all_places, converted = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.float64)
         for start in range(0, len(all_steps), BLOCK):
             stop = min(start + BLOCK, len(all_steps))
@@ -152,15 +152,13 @@ def _kernel(fingerprint: int) -> Callable[..., None]:
                     _convert(converted, _row(actions, pitches[ACTIONS], row, start, stop))
                 else:
                     _convert(converted, _row(actions_8, pitches[ACTIONS_8], row, start, stop))
-                _move(states, converted, is_semi_implicit)
+                _move(states, converted)
                 _end(states, steps, max_episode_steps, terminated, truncated)
                 _begin(places, states, steps, episodes, first_env + start, key_0, key_1, terminated, truncated)
                 if pitches[OBSERVATIONS] != NOBODY_READS:
                     _observe(_row(observations, pitches[OBSERVATIONS], row, 4 * start, 4 * stop), states)
                 if pitches[REWARDS] != NOBODY_READS:
                     _reward(_row(rewards, pitches[REWARDS], row, start, stop), ended, terminated, is_sutton_barto)
-                if pitches[REWARDS_32] != NOBODY_READS:
-                    _reward(_row(rewards_32, pitches[REWARDS_32], row, start, stop), ended, terminated, is_sutton_barto)
                 for env in range(len(ended)):
                     ended[env] = terminated[env] | truncated[env]
 
@@ -208,12 +206,12 @@ def _first_compiles(folder: Path) -> Iterator[None]:
 
 
 class NumbaDevice:
-    """The envs of a task on one core."""
+    """The envs on one core."""
 
-    def __init__(self, task: Task) -> None:
-        self._kernel, self._table, self.key = compiled_kernel(), new_table(task.num_envs), (0, 0)
-        self._settings = np.array([*task[1:], 0, 0], np.int64)
-        self._unread = [(flags, 0) for flags in np.zeros((2, task.num_envs), np.uint8)]  # Flags are always written.
+    def __init__(self, poles: CartPoles) -> None:
+        self._kernel, self._table, self.key = compiled_kernel(), new_table(poles.num_envs), (0, 0)
+        self._settings = np.array([*poles[1:], 0, 0], np.int64)
+        self._unread = [(flags, 0) for flags in np.zeros((2, poles.num_envs), np.uint8)]  # Flags are always written.
         self._states = *self._table[:3], self._table.ended.view(np.uint8), self._settings
         self._layouts: WeakKeyDictionary[RolloutColumns, tuple[list[np.ndarray], np.ndarray]] = WeakKeyDictionary()
 
@@ -238,9 +236,7 @@ class NumbaDevice:
 
     def _layout(self, columns: RolloutColumns) -> tuple[list[np.ndarray], np.ndarray]:
         """Return the flat arrays of outputs; the pitches of actions and of these."""
-        is_double = columns.rewards is not None and columns.rewards.dtype == np.float64
-        rewards = (columns.rewards, None) if is_double else (None, columns.rewards)
-        arrays = columns.observations, *rewards, columns.terminations, columns.truncations
+        arrays = columns.observations, columns.rewards, columns.terminations, columns.truncations
         unread = *((flat, NOBODY_READS) for flat in NONE[OBSERVATIONS:TERMINATIONS]), *self._unread
         rows = [none if array is None else _rows_of(array) for array, none in zip(arrays, unread, strict=True)]
         return [flat for flat, _ in rows], np.array([0, 0, *(pitch for _, pitch in rows)])
@@ -253,3 +249,10 @@ def _rows_of(array: np.ndarray) -> Rows:
     if array.flags.c_contiguous:
         return array.reshape(-1), pitch
     return as_strided(array, ((len(array) - 1) * pitch + array[0].size,), (array.itemsize,)), pitch
+
+
+def make_device(poles: CartPoles, device: object) -> NumbaDevice:
+    """Return a device; UsageError for the name of another one."""
+    if device is not None:
+        raise UsageError(f"CartPole on numba takes no device, got {device!r}")
+    return NumbaDevice(poles)

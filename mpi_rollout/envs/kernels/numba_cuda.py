@@ -6,19 +6,17 @@ second.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import config, cuda
+from numba import cuda
 
 from mpi_rollout.envs.kernels import cartpole
-from mpi_rollout.envs.kernels.cartpole import Table, Task, check, new_table, own_device
+from mpi_rollout.envs.kernels.cartpole import CartPoles, Table, check, new_table, own_device
 from mpi_rollout.envs.rollout import RolloutColumns
 from mpi_rollout.errors import UsageError
 
-WARP, MOST_THREADS = 32, 1024  # Threads that go together, and those of a block: of each CUDA device there is.
-NUM_REGISTERS, MOST_REGISTERS = 65536, 255  # Registers of 32 bits: those of a block, and the most of a thread.
+WARP, MOST_THREADS = 32, 128  # Threads that go together on every CUDA device, and those of a block here.
 # On the device rewards have 32 bits: -1, 0 and 1 are exact, and cross in half the time.
 OUTPUTS = {
     "observations": (np.float32, 4), "rewards": (np.float32,), "terminations": (np.uint8,), "truncations": (np.uint8,),
@@ -33,15 +31,9 @@ _moved, _is_outside = _on_device(cartpole.moved), _on_device(cartpole.is_outside
 _philox, _start_value = _on_device(cartpole.philox), _on_device(cartpole.start_value)
 
 
-@cache
-def compiled_kernel(max_registers: int) -> Any:
-    """Return the kernel, which is compiled in its first launch."""
-    options = {} if getattr(config, "ENABLE_CUDASIM", 0) else {"max_registers": max_registers}
-    return cuda.jit(**options)(rollout)
-
-
+@cuda.jit
 def rollout(
-    states, steps, episodes, ended, first_env, max_episode_steps, is_semi_implicit, is_sutton_barto, key_0, key_1,
+    states, steps, episodes, ended, first_env, max_episode_steps, is_sutton_barto, key_0, key_1,
     num_rows, actions, observations, rewards, terminations, truncations,
 ):  # fmt: skip
     """Take steps with one env, whose state is in registers.  Arrays without rows are those that nobody reads."""
@@ -59,7 +51,7 @@ def rollout(
             theta, theta_dot = _start_value(words[2]), _start_value(words[3])
             num_steps, terminated, truncated = 0, False, False
         else:
-            x, x_dot, theta, theta_dot = _moved(x, x_dot, theta, theta_dot, actions[row, env], is_semi_implicit)
+            x, x_dot, theta, theta_dot = _moved(x, x_dot, theta, theta_dot, actions[row, env])
             num_steps += 1
             terminated, truncated = _is_outside(x, theta), num_steps >= max_episode_steps
         has_ended = terminated or truncated
@@ -77,32 +69,21 @@ def rollout(
 
 
 class CUDADevice:
-    """The envs of a task on one device.
+    """The envs on one device: of its number, else the rank's own of several.
 
     Only columns that somebody reads leave the device: each in one copy per fragment, through pinned memory.
-
-    Parameters
-    ----------
-    device
-        The number of the device; None takes that of the rank, of a single one that which Numba uses.
-    threads_per_block
-        A multiple of 32, from 32 to 1024.  The kernel gets as many registers as so many threads leave to each.
     """
 
-    def __init__(self, task: Task, device: int | None = None, threads_per_block: int = 128) -> None:
-        self._task = task
-        self._threads = check("threads_per_block", threads_per_block, WARP, MOST_THREADS)
-        if self._threads % WARP:
-            raise UsageError(f"threads_per_block of CartPole must be a multiple of {WARP}, got {self._threads}")
+    def __init__(self, poles: CartPoles, device: str | int | None) -> None:
+        self._poles, self._threads = poles, min(MOST_THREADS, -(-poles.num_envs // WARP) * WARP)
         if not cuda.is_available():
             raise UsageError(NO_DEVICE)
         num_devices = len(cuda.gpus)
         self._device = own_device(num_devices) if device is None else check("device", device, 0, num_devices - 1)
-        self._kernel = compiled_kernel(min(MOST_REGISTERS, NUM_REGISTERS // self._threads))
         self.key, self._num_rows, self._names = (0, 0), 0, list[str]()
         with self._chosen():
             self._stream = cuda.stream()
-            self._table = Table(*map(cuda.to_device, new_table(task.num_envs)))
+            self._table = Table(*map(cuda.to_device, new_table(poles.num_envs)))
             self._reserve(1, [])
             self._launch(0, num_blocks=1)  # It compiles in its first launch: not during a run.
 
@@ -112,7 +93,7 @@ class CUDADevice:
     def _reserve(self, num_rows: int, names: list[str]) -> None:
         """Make room for the actions of a fragment and for what is read of its outcome: on the device, and pinned."""
         self._num_rows, self._names = num_rows, names
-        num_envs = self._task.num_envs
+        num_envs = self._poles.num_envs
         shape = num_rows, num_envs
         self._actions = cuda.pinned_array(shape, np.uint8), cuda.device_array(shape, np.uint8)
         self._hosts, self._outputs = {}, {}
@@ -140,7 +121,7 @@ class CUDADevice:
             host, device = self._actions
             np.copyto(host, actions, casting="unsafe")  # One of eight bytes is enough: they are 0 and 1.
             device.copy_to_device(host, stream=self._stream)
-            self._launch(len(actions), -(-self._task.num_envs // self._threads))
+            self._launch(len(actions), -(-self._poles.num_envs // self._threads))
             for name in names:
                 self._outputs[name].copy_to_host(self._hosts[name], stream=self._stream)
             self._stream.synchronize()
@@ -148,5 +129,8 @@ class CUDADevice:
             np.copyto(getattr(columns, name)[: len(host)], host, casting="unsafe")
 
     def _launch(self, num_rows: int, num_blocks: int) -> None:
-        launch = self._kernel[num_blocks, self._threads, self._stream]
-        launch(*self._table, *self._task[1:], *self.key, num_rows, self._actions[1], *self._outputs.values())
+        launch = rollout[num_blocks, self._threads, self._stream]
+        launch(*self._table, *self._poles[1:], *self.key, num_rows, self._actions[1], *self._outputs.values())
+
+
+make_device = CUDADevice

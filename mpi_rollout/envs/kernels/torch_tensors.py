@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from mpi_rollout.envs.kernels import cartpole
-from mpi_rollout.envs.kernels.cartpole import Table, Task, new_table, own_device
+from mpi_rollout.envs.kernels.cartpole import CartPoles, Table, new_table, own_device
 from mpi_rollout.envs.rollout import OUTCOME, RolloutColumns
 from mpi_rollout.errors import UsageError
 from mpi_rollout.text import first_line
@@ -27,17 +27,17 @@ def device_of(name: str | int) -> torch.device:
 
 
 class TorchDevice:
-    """The envs of a task in tensors.
+    """The envs in tensors.
 
     On a CPU it writes into the caller's arrays, with as many threads as torch is told.  On another device the outcome
     of a fragment stays there until its end: then each column that somebody reads is copied once.
     """
 
-    def __init__(self, task: Task, device: str | int = "cpu") -> None:
-        self._task, self._device, self.key = task, device_of(device), (0, 0)
+    def __init__(self, poles: CartPoles, device: str | int | None) -> None:
+        self._poles, self._device, self.key = poles, device_of("cpu" if device is None else device), (0, 0)
         self._is_on_host = self._device.type == "cpu"
-        self._indices = torch.arange(task.first_env, task.first_env + task.num_envs, device=self._device)
-        self.put(new_table(task.num_envs))
+        self._indices = torch.arange(poles.first_env, poles.first_env + poles.num_envs, device=self._device)
+        self.put(new_table(poles.num_envs))
 
     def get(self) -> Table[np.ndarray]:
         return Table(*(tensor.cpu().numpy() for tensor in self._table))
@@ -63,11 +63,11 @@ class TorchDevice:
         """Take one step with actions (num_envs,) of float64; return its outcome, by the names of columns."""
         states, steps, episodes, began = self._table
         x, x_dot, theta, theta_dot = states
-        x, x_dot, theta, theta_dot = cartpole.moved(x, x_dot, theta, theta_dot, actions, self._task.is_semi_implicit)
+        x, x_dot, theta, theta_dot = cartpole.moved(x, x_dot, theta, theta_dot, actions)
         states = torch.stack((x, x_dot, theta, theta_dot))
         steps += 1
         terminations = cartpole.is_outside(x, theta) & ~began
-        truncations = (steps >= self._task.max_episode_steps) & ~began
+        truncations = (steps >= self._poles.max_episode_steps) & ~began
         # On a CPU only these envs' numbers are drawn.  To know them, a host would have to wait for another device.
         places: Any = began.nonzero().flatten() if self._is_on_host else slice(None)
         if not self._is_on_host or len(places):
@@ -77,5 +77,8 @@ class TorchDevice:
             starts = cartpole.start_value(torch.stack(words).double())
             states[:, places] = starts if self._is_on_host else torch.where(began, starts, states)
         self._table = Table(states, steps, episodes, terminations | truncations)
-        rewards = 0.0 - terminations.double() if self._task.sutton_barto_reward else ~began
+        rewards = 0.0 - terminations.double() if self._poles.sutton_barto_reward else ~began
         return dict(zip(OUTCOME, (states.T, rewards, terminations, truncations), strict=True))
+
+
+make_device = TorchDevice

@@ -16,10 +16,10 @@ from mpi_rollout.process.console import say, show
 from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.studies.compare.systems import Setup, System, chosen, systems_of
 from mpi_rollout.studies.compare.turn import Turn
-from mpi_rollout.studies.jobs import JobFailed, JobOptions, JobRunner, Options, check_scipy, in_order, usable_launcher
-from mpi_rollout.studies.machine import machine_facts, place_and_time
+from mpi_rollout.studies.jobs import JobFailed, JobOptions, Options, check_scipy, in_order, run_job, usable_launcher
 from mpi_rollout.studies.report import aligned
 from mpi_rollout.studies.statistics import Interval, median_interval, ratio
+from mpi_rollout.studies.study_file import machine_facts, place_and_time
 from mpi_rollout.text import counted
 
 NOTES = (
@@ -48,7 +48,7 @@ def measure(
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # Systems share the cores; pools of threads would use them all.
     given = json.dumps({"env": setup.env, "num_envs": setup.num_envs, "num_cores": setup.num_cores})
     failed = set()
-    with TemporaryDirectory() as folder, JobRunner(Path(folder), jobs.timeout_s) as runner:
+    with TemporaryDirectory() as folder:
         for repeat, system in in_order(systems, jobs):
             if system.name in failed:
                 continue
@@ -57,7 +57,7 @@ def measure(
             words = [system.maker, str(window_s), given, *(["rank"] if ranks else [])]
             command = [*ranks, pythons.get(system.needs, sys.executable), *module, *words]
             try:
-                printed = runner.run(command)
+                printed = run_job(command, Path(folder), jobs.timeout_s)
                 yield TakenTurn(system.name, repeat, Turn(**{name: printed[name] for name in Turn._fields}))
             except JobFailed as error:
                 failed.add(system.name)

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from mpi_rollout.errors import UsageError
 from mpi_rollout.studies.compare.turn import SEED, Stepper, count_rows, drawn_actions, of_loop, of_vector_env
-from mpi_rollout.text import counted
+from mpi_rollout.text import counted, pip_install
 
 if TYPE_CHECKING:
     from gymnasium import Env
 
     from mpi_rollout.envs.env_maker import EnvMaker
 
-INSTALLS = {"stable_baselines3": "'mpi_rollout[sb3]'", "envpool": "'mpi_rollout[envpool]'"}
+OTHERS = "python benchmarks/compare.py, in a checkout"
+INSTALLS = {"stable_baselines3": "[sb3]", "envpool": "[envpool]"}
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class System:
     def reason_to_skip(self, setup: Setup) -> str:
         """Say why it cannot be measured; empty if it can."""
         if self.needs in INSTALLS and importlib.util.find_spec(self.needs) is None:
-            return f"{self.needs} is not installed; pip install {INSTALLS[self.needs]}"
+            return f"{self.needs} is not installed; {pip_install(INSTALLS[self.needs])}"
         if setup.num_envs < self.least:
             return f"{counted(setup.num_envs, 'env')} for {self.least} processes"
         if self.needs == "envpool":
@@ -117,7 +118,7 @@ def chosen(text: str, systems: list[System]) -> list[System]:
     """Return the systems that are named, and the bare loop, which they are compared with."""
     names = [part.strip() for part in text.split(",") if part.strip()]
     if unknown := [name for name in names if name not in {system.name for system in systems}]:
-        raise UsageError(f"--systems: there is no {', '.join(unknown)}; there are {NAMES}")
+        raise UsageError(f"--systems: there is no {', '.join(unknown)}; there are {NAMES}; others: {OTHERS}")
     return [system for system in systems if not names or system.name in (*names, "bare")]
 
 

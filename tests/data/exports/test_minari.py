@@ -14,8 +14,8 @@ from written_data import LARGE_ROWS, quiet, written
 
 import mpi_rollout
 from mpi_rollout.data import reading
-from mpi_rollout.data.exports import episode_groups, selection
-from mpi_rollout.data.exports import minari as tasks
+from mpi_rollout.data.exports import minari as minari_export
+from mpi_rollout.data.exports import selection
 from mpi_rollout.data.exports.minari_metadata import described, policies_of, why_not_recovered
 from mpi_rollout.errors import DataError, StorageError, UsageError
 from mpi_rollout.ranks.set_up import describe_spec
@@ -39,15 +39,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "minari"
 
 
-def exported(*files: Path, num_shares: int = 1, dataset_id: str = "tests/data-v0", **options: object):
-    """Export files in this process, as so many ranks do; return what Minari loads."""
+def exported(*files: Path, dataset_id: str = "tests/data-v0", **options: object):
+    """Export files in this process; return what Minari loads."""
     folder = Path(os.environ["MINARI_DATASETS_PATH"], dataset_id, "data")
     folder.mkdir(parents=True)
-    arguments = (quiet, str(files[0]), [*map(str, files)], str(folder), {**options, "dataset_id": dataset_id})
-    tasks.plan(*arguments)
-    for share in range(num_shares):
-        tasks.write_share(*arguments, share, num_shares)
-    tasks.finish(*arguments, num_shares)
+    options |= {"dataset_id": dataset_id}
+    minari_export.export(quiet, str(files[0]), [*map(str, files)], str(folder), options)
     assert sorted(os.listdir(folder)) == ["main_data.hdf5", "metadata.json"]
     return minari.load_dataset(dataset_id)
 
@@ -105,19 +102,11 @@ def test_nested_spaces_and_images_keep_every_byte(tmp_path: Path, compression: s
 
 def test_a_large_array_is_compressed_in_pieces_with_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file, said = written(tmp_path, "complete", LARGE_ROWS), list[str]()
-    monkeypatch.setattr(episode_groups, "PIECE_NBYTES", 2**17)
-    monkeypatch.setattr(episode_groups, "CHUNK_NBYTES", 2**17)  # A row.
+    monkeypatch.setattr(minari_export, "PIECE_NBYTES", 2**17)
+    monkeypatch.setattr(minari_export, "CHUNK_NBYTES", 2**17)  # A row.
     monkeypatch.setitem(globals(), "quiet", said.append)
     assert_same_data(exported(file, compression="gzip"), file)
     assert "writing rows from 3 on" in said
-
-
-def test_several_ranks_write_the_same_data_set(tmp_path: Path):
-    file = written(tmp_path, "complete")
-    one, three = exported(file), exported(file, num_shares=3, dataset_id="tests/shared-v0")
-    assert_same_data(three, file)
-    first, second = ([*dataset.storage.get_episode_metadata(range(len(one)))] for dataset in (one, three))
-    assert first == second
 
 
 def test_envs_whose_episodes_do_not_fit_into_memory_are_read_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -126,13 +115,13 @@ def test_envs_whose_episodes_do_not_fit_into_memory_are_read_in_groups(tmp_path:
     monkeypatch.setattr(reading, "SPAN_NBYTES", 1)
     with mpi_rollout.open([file]) as data:
         assert len([*selection.groups_of(selection.exported_rows(data))]) == data.files[0].num_envs
-    assert_same_data(exported(file, num_shares=2), file)
+    assert_same_data(exported(file), file)
 
 
 def test_several_files_become_one_data_set(tmp_path: Path):
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     files = written(tmp_path / "a", "complete"), written(tmp_path / "b", "running")
-    assert_same_data(exported(*files, num_shares=2), *files)
+    assert_same_data(exported(*files), *files)
 
 
 def test_minari_combines_and_splits_what_is_exported(tmp_path: Path):
@@ -224,11 +213,9 @@ def test_a_full_disk_is_told_before_it_is_full(tmp_path: Path, monkeypatch: pyte
         exported(written(tmp_path, "complete"))
 
 
-@pytest.mark.mpi(2)
-@pytest.mark.any_mpi
 def test_an_env_and_the_starts_of_its_episodes_are_recovered(job: Job, place: Path):
-    file = job.collect(2, "--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "60", "--seed", "3")
-    result = job(2, "export", "minari", file, "cartpole/random-v0", "--json", MINARI_DATASETS_PATH=str(place))
+    file = job.collect(None, "--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "60", "--seed", "3")
+    result = job.forked("export", "minari", file, "cartpole/random-v0", "--json", MINARI_DATASETS_PATH=str(place))
     assert result.code == 0, result.err
     dataset = minari.load_dataset("cartpole/random-v0")
     assert json.loads(result.out)["episodes"] == len(dataset) and json.loads(result.out)["notes"] == []

@@ -1,31 +1,15 @@
-"""Which episodes a rank exports, and in what order."""
+"""How many episodes are in memory while they are exported."""
 
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from written_data import quiet, written
 
 import mpi_rollout
 from mpi_rollout.data.exports import d4rl, minari, selection
-from mpi_rollout.data.exports.selection import envs_per_group, share_of
+from mpi_rollout.data.exports.selection import envs_per_group
 from mpi_rollout.storage.sandbox import MEMORY_PER_BYTE
-
-
-@pytest.mark.parametrize("num_shares", [1, 3, 40])
-def test_every_episode_is_in_one_share(num_shares: int):
-    rows = np.zeros(25, [("length", "i8"), ("number", "i8")])
-    rows["length"], rows["number"] = np.random.default_rng(0).integers(1, 500, 25), np.arange(25)
-    shares = [share_of(rows, share, num_shares, 100)["number"] for share in range(num_shares)]
-    assert np.array_equal(np.concatenate(shares), rows["number"])
-
-
-def test_shares_take_about_as_long():
-    rows = np.zeros(1000, [("length", "i8")])
-    rows["length"] = np.random.default_rng(0).integers(1, 500, 1000)
-    works = [(share_of(rows, share, 4, 100)["length"] * 100 + 2**13).sum() for share in range(4)]
-    assert max(works) < 1.05 * min(works)
 
 
 @pytest.mark.parametrize(("nbytes", "envs"), [(1, 2**28), (2**27, 2), (2**27 + 1, 1), (2**40, 1), (0, 2**28)])

@@ -17,7 +17,6 @@ PROGRAM = """
 import sys
 import numba
 import mpi_rollout.envs.kernels
-mpi_rollout.envs.kernels.prepare()
 from mpi_rollout.envs.kernels.numba_cpu import compiled_kernel
 kernel = compiled_kernel()
 print('cached' if kernel.stats.cache_path else '', sum(kernel.stats.cache_hits.values()), len(kernel.signatures))
