@@ -195,7 +195,7 @@ def _add_exported(parser: Parser, overwrite: str) -> None:
 
 
 def _values(options: argparse.Namespace) -> dict[str, Any]:
-    return {name: value for name, value in vars(options).items() if name not in ("command", "files")}
+    return {name: value for name, value in vars(options).items() if name not in ("command", "files", "typed")}
 
 
 def _add_envs(parser: Parser, title: str, description: str) -> None:

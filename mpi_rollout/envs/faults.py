@@ -147,7 +147,7 @@ def of_old_gym() -> str:
     return f"return shimmy.GymV{api}CompatibilityV0(env=env), after pip install 'shimmy[gym-v{api}]'"
 
 
-def columns_of(outcomes: Sequence[Outcome], first_env_index: int) -> tuple[Parts, ...]:
+def outputs_of(outcomes: Sequence[Outcome], first_env_index: int) -> tuple[Parts, ...]:
     """Return all observations, rewards, terminations, truncations and infos; DataError for a step without them."""
     try:
         observations, rewards, terminations, truncations, infos = zip(*outcomes, strict=True)

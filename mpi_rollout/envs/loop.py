@@ -100,7 +100,7 @@ class LoopVectorEnv(SingleEnvs):
         outcomes = self._call_envs(self._split_actions(actions))
         if self._has_checks:
             self._restart_wrong(outcomes)
-        observations, *results, infos = faults.columns_of(outcomes, self._first_env_index)
+        observations, *results, infos = faults.outputs_of(outcomes, self._first_env_index)
         self._results.write(*results)
         self._note_ends()
         if self.masks is not None and self.masks.places:
@@ -226,7 +226,7 @@ class LoopVectorEnv(SingleEnvs):
 
     def _restart_wrong(self, outcomes: list[Outcome]) -> None:
         """Restart envs that gave wrong values, as if they had failed."""
-        observations, rewards, *_ = faults.columns_of(outcomes, self._first_env_index)
+        observations, rewards, *_ = faults.outputs_of(outcomes, self._first_env_index)
         for index, what in self._checks.in_parts(observations, rewards).items():
             outcomes[index] = self._outcome_of_failed(index, WrongValue(what))
 

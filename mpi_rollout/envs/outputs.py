@@ -53,34 +53,35 @@ class ObservationRows:
         self, observations: Sequence[Leaf], arrays: Sequence[np.ndarray], first_env_index: int, casting: Casting
     ):
         self._first_env_index, self._casting = first_env_index, casting
+        # Each leaf, its column with env axis and the leaf's first axis merged, and whether it is cast.
         self._targets = [
-            (leaf, column.reshape(int(np.prod(column.shape[: 1 + bool(leaf.shape)])), *leaf.shape[1:]), write_leaf)
+            (leaf, column.reshape(int(np.prod(column.shape[: 1 + bool(leaf.shape)])), *leaf.shape[1:]), False)
             for leaf, column in zip(observations, arrays, strict=True)
         ]
 
     def write(self, observations: Parts) -> None:
         """Write one observation per row; DataError for one that is not what the space says."""
-        for leaf, target, write in self._targets:
+        for leaf, target, is_cast in self._targets:
             try:
                 parts = [leaf.of(observation) for observation in observations] if leaf.keys else observations
-                write(leaf, parts, target)
+                write_leaf(leaf, parts, target, is_cast)
             except MISFITS as error:
                 self._cast(leaf, observations, error)
 
     def _cast(self, leaf: Leaf, observations: Parts, error: Exception) -> None:
         """Write observations that did not fit, if they can be cast, and cast this leaf from now on."""
         place = [target[0] for target in self._targets].index(leaf)
-        _, target, write = self._targets[place]
+        _, target, is_cast = self._targets[place]
         try:
-            if write is cast_leaf or not leaf.shape:
+            if is_cast or not leaf.shape:
                 raise error
             parts = [np.asarray(leaf.of(observation)) for observation in observations]
-            cast_leaf(leaf, parts, target)
+            write_leaf(leaf, parts, target, is_cast=True)
             index = [part.dtype == leaf.dtype for part in parts].index(False)
             self._casting.cast(leaf, parts[index], f"env {self._first_env_index + index}")
         except MISFITS:
             raise misfit(leaf, observations, self._first_env_index, error, self._casting.is_strict) from error
-        self._targets[place] = leaf, target, cast_leaf
+        self._targets[place] = leaf, target, True
 
 
 def row_by_row(
@@ -93,28 +94,17 @@ def row_by_row(
     ]
 
 
-def write_leaf(leaf: Leaf, parts: Parts, target: np.ndarray) -> None:
+def write_leaf(leaf: Leaf, parts: Parts, target: np.ndarray, is_cast: bool) -> None:
     """Write one part per env into a column; one of `MISFITS` if a part is not of the leaf's shape or dtype.
 
-    Arrays must have the leaf's dtype, scalars may be numbers of its kind.  `target` is the column with env axis and the
-    leaf's first axis merged: what `np.concatenate` writes to.
+    Arrays must have the leaf's dtype, unless they are cast; scalars may be numbers of its kind.
     """
-    if leaf.shape:
-        if set(map(len, parts)) != {leaf.shape[0]}:
-            raise ValueError("not of the space's shape")
+    if leaf.shape and set(map(len, parts)) != {leaf.shape[0]}:
+        raise ValueError("not of the space's shape")
+    if leaf.shape and not is_cast:
         np.concatenate(parts, out=target, casting="no")  # Checks the dtype and all axes but the first.
         return
-    values = np.array(parts)
-    if values.shape != target.shape:
-        raise ValueError("not scalars")
-    target[:] = fitting(values, leaf.dtype)
-
-
-def cast_leaf(leaf: Leaf, parts: Parts, target: np.ndarray) -> None:
-    """Do the same with arrays of any dtype that can be cast."""
-    if set(map(len, parts)) != {leaf.shape[0]}:
-        raise ValueError("not of the space's shape")
-    values = np.concatenate(parts)
+    values = np.concatenate(parts) if leaf.shape else np.array(parts)
     if values.shape != target.shape:
         raise ValueError("not of the space's shape")
     target[...] = fitting(values, leaf.dtype)

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import Space, Tree, leaves, set_spaces, tree_of
-from mpi_rollout.envs.inputs import OptionsOfOne, Reset, Step
+from mpi_rollout.envs.inputs import OptionsOfOne, Reset, Step, take_reset_mask
 from mpi_rollout.envs.rollout import RolloutColumns, num_rows_of
 from mpi_rollout.errors import ActionError, UsageError
 
@@ -82,11 +82,15 @@ class SliceVectorEnv(VectorEnv):
             "reset_mask", (num_envs,) bool: reset these envs only; not together with a seed.
             "episodes", (num_envs,) int64: begin these episodes, to take them again.
         """
-        options = options or {}
-        chosen = self._checked_mask(options.get("reset_mask"), seed)
+        mask, _ = take_reset_mask(options, self.num_envs)
+        if mask is not None and seed is not None:
+            raise ValueError("a seed is for all envs, and cannot come with options['reset_mask']")
+        if mask is not None and not self._was_reset:
+            raise ResetNeeded("reset all envs before some of them")
+        chosen = np.ones(self.num_envs, np.bool_) if mask is None else mask
         if seed is not None:
             self._seed = self._checked_seed(seed)
-        if "episodes" in options:
+        if options and "episodes" in options:
             episodes = self._checked_episodes(options["episodes"])
         elif seed is None and self._was_reset:
             episodes = self._backend.episodes() + 1
@@ -139,20 +143,6 @@ class SliceVectorEnv(VectorEnv):
 
     def _checked_seed(self, seed: object) -> int:
         return checked_integer(self._backend.name, "seed", seed, 0, self._backend.most_seed)
-
-    def _checked_mask(self, mask: np.ndarray | None, seed: int | None) -> np.ndarray:
-        """Return the envs to reset."""
-        if mask is None:
-            return np.ones(self.num_envs, np.bool_)
-        is_mask = isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask.shape == (self.num_envs,)
-        if not is_mask or not mask.any():
-            expected = f"a bool array ({self.num_envs},) with at least one True"
-            raise ValueError(f"options['reset_mask'] must be {expected}, got {mask!r}")
-        if seed is not None:
-            raise ValueError("a seed is for all envs, and cannot come with options['reset_mask']")
-        if not self._was_reset:
-            raise ResetNeeded("reset all envs before some of them")
-        return mask
 
     def _checked_episodes(self, episodes: object) -> np.ndarray:
         array = np.asarray(episodes)

@@ -258,16 +258,16 @@ def removed(path: str) -> Iterator[None]:
 
 
 def temporary_path(path: str, what: str) -> str:
-    """Name a file of this process beside `path`, and remove such files that killed processes of this host left.
+    """Name a file or folder of this process beside `path`; remove those that killed processes of this host left.
 
-    The files of processes on other hosts stay, because this host cannot tell whether these live.
+    Those of processes on other hosts stay, because this host cannot tell whether these live.
     """
     host = os.uname().nodename
     for left in glob.glob(f"{glob.escape(path)}.{what}-{glob.escape(host)}-*"):
         pid = re.search(r"-(\d+)$", left)
         if pid is not None and not os.path.exists(f"/proc/{pid[1]}"):
             with suppress(OSError):
-                os.unlink(left)
+                shutil.rmtree(left) if os.path.isdir(left) else os.unlink(left)
     return f"{path}.{what}-{host}-{os.getpid()}"
 
 

@@ -243,7 +243,7 @@ def test_a_share_that_cannot_be_told_is_not_advised():
 
 
 @pytest.mark.any_mpi
-@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.mpi(1, 3)
 def test_the_json_summary_is_one_line_with_all_figures(short: Short, num_ranks):
     found, path = short(num_ranks)
     derived = {"env_steps_per_s", "losses", "ratio_to_limit"}
@@ -345,6 +345,7 @@ def test_the_file_has_the_throughput_over_time_and_by_rank_and_phase(short: Shor
     with h5py.File(path) as file:
         totals = dict(file["throughput"].attrs)
         intervals, ranks = file["throughput/intervals"][...], file["throughput/ranks"][...]
+        assert ("trajectories" in file) == ("episodes" in file) == (not more)
     assert totals == {"env_steps": found["env_steps"], "seconds": found["seconds"]}
     assert (np.diff(intervals["time"]) > 0).all() and (np.diff(intervals["env_steps"]) >= 0).all()
     assert intervals["env_steps"][-1] == found["env_steps"] and (intervals["env_steps_per_s"] >= 0).all()
@@ -352,13 +353,6 @@ def test_the_file_has_the_throughput_over_time_and_by_rank_and_phase(short: Shor
     assert set(ranks["host"]) == {os.uname().nodename.encode()}
     assert (ranks["step"] > 0).all() and all((ranks[name] >= 0).all() for name in PHASES)
     assert (ranks["wait"][1:] > 0).all() and not ranks["policy"].any()  # The ranks draw in their steps.
-
-
-@pytest.mark.any_mpi
-@pytest.mark.mpi(1, 3)
-def test_a_run_for_throughput_alone_stores_no_trajectories(short: Short, num_ranks):
-    with h5py.File(short(num_ranks, "--no-trajectories")[1]) as file:
-        assert "trajectories" not in file and "episodes" not in file
 
 
 @pytest.mark.any_mpi

@@ -2,15 +2,15 @@
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 from jobs import Job, Result, Start
-from written_data import Feed, ending
+from written_data import Feed
 
+from mpi_rollout.commands.inspection import figures_of
 from mpi_rollout.storage.schema import leaf_datasets
 
 RUN = ("--env-factory", "envs:Nested", "--num-envs", "3", "--num-steps", "40", "--seed", "4")
@@ -130,16 +130,14 @@ def test_figures_are_drawn_beside_files_or_in_a_folder_or_where_they_are_named(j
     (job.folder / "pictures").mkdir()
     shutil.copy(complete, job.folder / "one.h5")
     shutil.copy(part, job.folder / "two.h5.part")
-    ways = [
-        ["one.h5", "--plot", "--json"],
-        ["one.h5", "two.h5.part", "--plot", "--out", "pictures"],
-        ["one.h5", "--plot", "run.png"],
-    ]
-    beside, inside, named = job.series([Start(["inspect", *way]) for way in ways])
-    assert (beside.code, inside.code, named.code) == (0, 0, 0), beside.err + inside.err + named.err
-    assert json.loads(beside.out)["figure"] == "one.png" and named.out.splitlines()[-1] == "figure        run.png"
+    assert figures_of(["a/one.h5", "two.h5.part"], None) == {"a/one.h5": "a/one.png", "two.h5.part": "two.png"}
+    ways = [["one.h5", "two.h5.part", "--plot", "--out", "pictures", "--json"], ["one.h5", "--plot", "run.png"]]
+    inside, named = job.series([Start(["inspect", *way]) for way in ways])
+    assert (inside.code, named.code) == (0, 0), inside.err + named.err
+    assert [json.loads(line)["figure"] for line in inside.out.splitlines()] == ["pictures/one.png", "pictures/two.png"]
+    assert named.out.splitlines()[-1] == "figure        run.png"
     pictures = sorted(str(path.relative_to(job.folder)) for path in job.folder.rglob("*.png"))
-    assert pictures == ["one.png", "pictures/one.png", "pictures/two.png", "run.png"]
+    assert pictures == ["pictures/one.png", "pictures/two.png", "run.png"]
     assert all((job.folder / picture).read_bytes().startswith(b"\x89PNG") for picture in pictures)
 
 
@@ -179,18 +177,13 @@ def refusal(result: Result, path: Path) -> str:
     return result.err
 
 
-def all_refused(job: Job, contents: Sequence[bytes], name: str) -> list[str]:
-    """What is said of files with these contents, each of which must be refused."""
-    paths = [job.folder / str(number) / name for number in range(len(contents))]
-    for path, content in zip(paths, contents, strict=True):
-        path.parent.mkdir()
-        path.write_bytes(content)
-    results = job.series([Start(["inspect", path]) for path in paths])
-    return [refusal(result, path) for result, path in zip(results, paths, strict=True)]
-
-
 def test_what_is_no_file_of_a_run_is_refused(job: Job, complete: Path):
-    other, later = job.folder / "other.h5", job.folder / "later.h5"
+    other, later, cut = (job.folder / f"{name}.h5" for name in ("other", "later", "cut"))
+    cut.write_bytes(complete.read_bytes()[: complete.stat().st_size // 2])
+    shutil.copy(cut, job.folder / "cut.h5.part")  # HDF5 would wait in SWMR mode for the rest to be written.
+    texts = [b"", b"step,reward\n1,2\n", b"\x89HDF\r\n\x1a\n", bytes(5000)]
+    for number, text in enumerate(texts):
+        (job.folder / f"{number}.h5").write_bytes(text)
     with h5py.File(other, "w") as file:
         file["trajectories"] = [1, 2]
     shutil.copy(complete, later)
@@ -202,45 +195,8 @@ def test_what_is_no_file_of_a_run_is_refused(job: Job, complete: Path):
         other: "other.h5 was not written by mpi_rollout\n",
         later: "has format version 99, this program reads",
     }
+    no_hdf5 = [cut, job.folder / "cut.h5.part", *(job.folder / f"{number}.h5" for number in range(len(texts)))]
+    words |= dict.fromkeys(no_hdf5, "is not a readable HDF5 file")
     results = job.series([Start(["inspect", path]) for path in words])
     for (path, expected), result in zip(words.items(), results, strict=True):
         assert expected in refusal(result, path)
-
-
-def test_a_file_that_is_not_hdf5_is_refused(job: Job):
-    contents = (b"", b"step,reward\n1,2\n", b"\x89HDF\r\n\x1a\n", b"\x00" * 5000)
-    for said in all_refused(job, contents, "table.h5"):
-        assert "is not a readable HDF5 file" in said
-
-
-def cut(content: bytes) -> list[bytes]:
-    """Beginnings of a file."""
-    return [content[: int(num if num > 1 else num * len(content))] for num in (3, 47, 0.5, 0.99)]
-
-
-def test_a_truncated_file_is_refused(job: Job, complete: Path):
-    for said in all_refused(job, cut(complete.read_bytes()), "cut.h5"):
-        assert "is not a readable HDF5 file" in said
-
-
-def test_a_truncated_part_is_refused(job: Job):
-    """HDF5 would wait in SWMR mode for the rest to be written."""
-    feed = Feed()
-    writer = feed.writer(job.folder / "run.h5", 4)
-    for _ in feed.fill(writer, 10, {10}):
-        pass
-    writer.drain()
-    content = (job.folder / "run.h5.part").read_bytes()
-    writer.discard()
-    for said in all_refused(job, cut(content), "cut.h5.part"):
-        assert "is not a readable HDF5 file" in said
-
-
-def test_a_finished_file_that_was_not_complete_can_be_told(job: Job):
-    feed = Feed()
-    writer = feed.writer(job.folder / "run.h5", 4)
-    for _ in feed.fill(writer, 10, {10}):
-        pass
-    writer.finish(ending(10, complete=False))
-    found = json.loads(inspected(job, job.folder / "run.h5.part", "--json").out)
-    assert (found["complete"], found["num_steps"]) == (False, 10)

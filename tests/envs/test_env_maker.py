@@ -106,7 +106,7 @@ def test_envs_that_are_registered_with_a_class_or_a_lambda_run(
     with h5py.File(path) as file:
         described = json.loads(file.attrs["env_spec"])
     assert (described["id"], described["entry_point"]) == (env_id, entry_point)
-    assert job(None, "verify", path).code == 0
+    assert job.forked("verify", path).code == 0
 
 
 LEVELS = """

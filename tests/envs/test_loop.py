@@ -63,8 +63,8 @@ MAKES = {
     ),
 }  # fmt: skip
 SLOW = {
-    "HumanoidStandup": ("mujoco", partial(gymnasium.make, "HumanoidStandup-v5", max_episode_steps=50)),
-    "Breakout": ("ale_py", partial(gymnasium.make, "ale_py:ALE/Breakout-v5", max_episode_steps=60)),
+    "HumanoidStandup": ("mujoco", partial(gymnasium.make, "HumanoidStandup-v5", max_episode_steps=20)),
+    "Breakout": ("ale_py", partial(gymnasium.make, "ale_py:ALE/Breakout-v5", max_episode_steps=20)),
 }
 
 
@@ -184,10 +184,10 @@ def test_the_loop_takes_an_episodes_seed_at_each_reset(name: str, mode: Autorese
 def test_the_loop_gives_what_gymnasium_gives_for_simulators(name: str, mode: AutoresetMode):
     package, make = SLOW[name]
     pytest.importorskip(package)
-    for loop, oracle in (pair(make, mode, num_envs=2), seeded_pair(make, mode, 2, 2)):
-        assert_same(loop, loop.reset(seed=1), oracle.reset(seed=1))
-        assert assert_same_steps(loop, oracle, 65) >= 2
-        assert_same_generators(loop, oracle)
+    loop, oracle = seeded_pair(make, mode, 2, 2)
+    assert_same(loop, loop.reset(), oracle.reset())
+    assert assert_same_steps(loop, oracle, 25) >= 2
+    assert_same_generators(loop, oracle)
 
 
 @in_every_mode
@@ -216,14 +216,6 @@ def test_reset_takes_a_seed_for_each_env_and_options(mode: AutoresetMode):
         assert expected[1]["options"]["wind"].tolist() == [0.5] * 3
         assert_same(loop, outcome, expected)
         assert_same_steps(loop, oracle, 20)
-    assert_same_generators(loop, oracle)
-
-
-def test_reset_without_a_seed_goes_on_with_the_envs_own_generators():
-    loop, oracle = pair(partial(gymnasium.make, "CartPole-v1"))
-    for given in ({"seed": 3}, {}, {"seed": [None, 5, None]}, {"options": {"low": -0.01, "high": 0.01}}):
-        assert_same(loop, loop.reset(**given), oracle.reset(**given))
-        assert_same_steps(loop, oracle, 60)
     assert_same_generators(loop, oracle)
 
 
@@ -271,21 +263,6 @@ def test_seeds_of_episodes_are_taken_for_the_envs_of_a_mask_alone():
     assert_same(loop, loop.reset(), oracle.reset())
     for mask in ([True, False, False], [False, True, True], [True, False, True]):
         assert_same(loop, loop.reset(options=masked(mask)), oracle.reset(options=masked(mask)))
-
-
-def test_the_mask_is_taken_out_of_the_options_and_the_callers_dict_stays_as_it_is():
-    seen = []
-
-    class Looking(test_envs.Counting):
-        def reset(self, *, seed=None, options=None):
-            seen.append(options)
-            return super().reset(seed=seed)
-
-    loop = LoopVectorEnv([Looking] * 2, autoreset_mode=DISABLED)
-    options = masked([True, True], wind=3)
-    loop.reset(options=options)
-    loop.reset(options=masked([False, True]))
-    assert seen == [{"wind": 3}, {"wind": 3}, {}] and list(options) == ["reset_mask", "wind"]
 
 
 @pytest.mark.parametrize(
@@ -376,14 +353,6 @@ def test_final_observations_are_in_the_columns_of_the_caller():
     assert terminations.tolist() == [True, False] and "final_obs" not in infos
     assert columns.final_observation_arrays[0].tolist() == [[5, 0, 3, 2], [0] * 4]
     assert observations is columns.observations and observations.tolist() == [[5, 1, 0, -1], [1, 0, 3, 2]]
-
-
-@in_every_mode
-def test_an_episode_that_begins_by_itself_begins_with_the_arguments_that_gymnasium_gives(mode: AutoresetMode):
-    for make in (test_envs.Defaulting, lambda: wrappers.TimeLimit(test_envs.Defaulting(), 2)):
-        loop, oracle = pair(make, mode)
-        assert_same(loop, loop.reset(seed=0), oracle.reset(seed=0))
-        assert assert_same_steps(loop, oracle, 30) >= 9
 
 
 @pytest.mark.parametrize("make", [test_envs.Keeping, test_envs.KeepingArray])
@@ -598,10 +567,6 @@ def replaced(index: int, value: Any) -> Callable[[int, tuple], tuple]:
     ("outcome", "message"),
     [
         (replaced(0, np.zeros(3, np.int64)), r"observation should be int64 of shape \(4,\), got int64 of shape \(3,\)"),
-        (replaced(0, np.zeros((1, 4), np.int64)), r"observation should be int64 of .*, got int64 of shape \(1, 4\)"),
-        (replaced(0, np.zeros(4)), r"observation should be int64 of .*, got float64 of shape \(4,\)"),
-        (replaced(0, np.full(4, 2**63, np.uint64)), r"observation should be int64 of .*, got uint64 of .* cannot hold"),
-        (replaced(0, [0.0, 0.0, 0.0, 0.0]), r"observation should be int64 of .*, got float64 of shape \(4,\)"),
         (replaced(0, None), r"observation should be int64 of .*, got object of shape \(\)"),
         (replaced(1, "much"), r"reward should be float64 of shape \(\), got 'much'; correct"),
         *((replaced(1, value), r"reward should be float64 of .*, got ") for value in (None, b"1", [1.0], 1j, {})),
@@ -625,23 +590,24 @@ def test_a_step_that_returns_no_five_values_is_refused_with_the_name_of_its_env(
         stepped(outcome)
 
 
-def test_a_leaf_that_does_not_fit_is_refused_with_its_name():
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda leaves: leaves | {"pair": (0.5, np.zeros((2, 3), np.float32))}, r"'pair/_index_0' should be int64 of "),
+        (
+            lambda leaves: {key: leaves[key] for key in leaves if key != "half"},
+            r"'half' should be float16 .*\(KeyError: 'half'\)",
+        ),
+    ],
+    ids=["does not fit", "is missing"],
+)
+def test_a_leaf_that_is_wrong_is_refused_with_its_name(change: Callable, message: str):
     class Bent(test_envs.Nested):
         def observe(self):
-            return super().observe() | {"pair": (0.5, np.zeros((2, 3), np.float32))}
+            return change(super().observe())
 
     loop = LoopVectorEnv([test_envs.Nested, Bent])
-    with pytest.raises(DataError, match=r"env 1: its observation 'pair/_index_0' should be int64 of shape \(\), got "):
-        loop.reset(seed=0)
-
-
-def test_a_leaf_that_is_missing_is_refused_with_its_name():
-    class Bent(test_envs.Nested):
-        def observe(self):
-            return {key: value for key, value in super().observe().items() if key != "half"}
-
-    loop = LoopVectorEnv([test_envs.Nested, Bent])
-    with pytest.raises(DataError, match=r"env 1: its observation 'half' should be float16 .*\(KeyError: 'half'\)"):
+    with pytest.raises(DataError, match=f"env 1: its observation {message}"):
         loop.reset(seed=0)
 
 
@@ -706,17 +672,6 @@ def test_an_env_that_raises_stop_iteration_does_not_end_the_sweep_unseen():
 
     with pytest.raises(EnvError, match=r"^env 11, step 1 of its episode: StopIteration"):
         stepped(exhaust)
-
-
-def test_episode_seeds_that_run_out_are_an_error_that_names_the_env():
-    for mode in (NEXT_STEP, SAME_STEP):
-        loop = LoopVectorEnv([test_envs.Counting] * 2, seeds=[iter([1, 1]), iter([0])], autoreset_mode=mode)
-        loop.reset()
-        with pytest.raises(EnvError, match=r"^env 1, reset: StopIteration"):
-            for _ in range(4):
-                loop.step(np.full(2, 2))
-        with pytest.raises(EnvError, match=r"^env 1, reset: StopIteration"):
-            loop.reset()
 
 
 def test_a_final_observation_that_does_not_fit_is_refused_with_the_name_of_its_env():

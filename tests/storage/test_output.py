@@ -17,7 +17,6 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError
 from mpi_rollout.policies.sources import sha256_of
-from mpi_rollout.process.clock import utc_now
 from mpi_rollout.storage import output
 from mpi_rollout.storage import status as status_file
 from mpi_rollout.storage.output import DEFAULT_FOLDER, check_folder, check_same_run, warning_of
@@ -106,7 +105,7 @@ def test_where_files_cannot_be_locked_the_user_is_warned():
         ({"state": "running", "host": os.uname().nodename, "pid": os.getpid()}, True),
         ({"state": "running", "host": os.uname().nodename, "pid": 2**30}, False),
         ({"state": "complete", "host": os.uname().nodename, "pid": os.getpid()}, False),
-        ({"state": "running", "host": "another", "pid": 1, "updated": utc_now()}, True),
+        ({"state": "running", "host": "another", "pid": 1, "updated": "9999-01-01T00:00:00+00:00"}, True),
         ({"state": "running", "host": "another", "pid": 1, "updated": "2000-01-01T00:00:00+00:00"}, False),
     ],
 )

@@ -116,14 +116,6 @@ def test_episodes_that_cannot_be_are_refused_by_every_reader(
         assert new["episodes"][...].tolist() == whole["episodes"][...].tolist()
 
 
-def test_a_file_of_this_version_needs_its_list(tmp_path: Path):
-    path = written(tmp_path, "complete")
-    with h5py.File(path, "r+") as file:
-        del file["chunks"]
-    with pytest.raises(DataError, match="there is no chunks"):
-        verify(quiet, str(path))
-
-
 @pytest.mark.parametrize(
     ("state", "name", "column"),
     [("complete", "chunks", "crc32"), ("ended", "commits", "num_steps"), ("complete", "commits", "num_chunks")],

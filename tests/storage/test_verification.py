@@ -14,6 +14,7 @@ from gymnasium import spaces
 from jobs import Job, Start, assert_same_bytes, datasets
 from written_data import IMAGES, LARGE_ROWS, NUM_STEPS, SMALL, Feed, flip, quiet, relist, written
 
+from mpi_rollout.commands.run_summary import summary
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunks import FileWriter
@@ -21,7 +22,7 @@ from mpi_rollout.storage.recovery import copy_prefix, schema_of
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.storage.torn import lookup3
 from mpi_rollout.storage.untrusted import open_unmarked
-from mpi_rollout.storage.verification import check_chunks, verify
+from mpi_rollout.storage.verification import verify
 
 
 @pytest.fixture(params=["complete", "running"])
@@ -72,25 +73,32 @@ def test_a_changed_bit_in_data_is_found_with_dataset_and_rows(path: Path):
 
 
 def test_no_changed_byte_anywhere_goes_unseen(path: Path):
-    """What is not seen is in bytes that nobody reads: then all data and attributes are as they were.
+    """It is refused in one line, or it is in bytes that nobody reads: then all is told as it was.
 
     Or the change is one that a torn write of a file under way can have made, and `storage.torn` has taken it back.
     """
     original, draws = path.read_bytes(), random.Random(0)
-    whole = everything_in(path)
+    whole, told = everything_in(path), summary(quiet, str(path))
     superblock, size, num_regions = range(0, 48, 8), len(original), 30
     regions = [range(number * size // num_regions, (number + 1) * size // num_regions) for number in range(num_regions)]
-    num_seen = 0
+    num_seen, unchecked = 0, range(0)
+    if path.suffix == ".part":  # Its last episodes have no checksum yet that a summary compares.
+        with open_unmarked(str(path)) as file:
+            last = file["episodes"].id.get_chunk_info(file["episodes"].id.get_num_chunks() - 1)
+        unchecked = range(last.byte_offset, last.byte_offset + last.size)
     for place in (*superblock, *map(draws.choice, regions)):
         flip(path, place, 1 << draws.randrange(8))
-        try:
-            verify(quiet, str(path))
-        except DataError:
-            num_seen += 1
-        else:
-            assert everything_in(path) == whole, f"byte {place} of {len(original)}"
+        for read in (summary, verify) if place not in unchecked else (verify,):
+            try:
+                found = read(quiet, str(path))
+            except DataError as error:
+                assert str(error).startswith(str(path)) and "\n" not in str(error)
+                num_seen += 1
+            else:
+                assert read is verify or found == told, f"byte {place} of {len(original)}"
+                assert read is summary or everything_in(path) == whole, f"byte {place} of {len(original)}"
         path.write_bytes(original)
-    assert num_seen > 8
+    assert num_seen > 16
 
 
 def everything_in(path: Path) -> dict[str, object]:
@@ -174,6 +182,7 @@ WRONG = [
     (lambda file: file["trajectories/rewards"].resize(22, axis=0), "trajectories/rewards has 22 rows, expected 21"),
     (lambda file: file["trajectories"].attrs.modify("num_steps", np.int64(20)), "rows, expected 2[01]: one for each"),
     (lambda file: file.__delitem__("episodes"), "there is no episodes"),
+    (lambda file: file.__delitem__("chunks"), "there is no chunks"),
     (lambda file: file.__delitem__("trajectories/observations/x"), "there is no trajectories/observations/x"),
     (lambda file: file.__delitem__("trajectories"), "there is no trajectories/"),
     (lambda file: file.create_dataset("more", data=[1]), "/more does not belong to it"),
@@ -191,15 +200,6 @@ def test_what_does_not_follow_from_the_rest_is_found(tmp_path: Path, function: C
     path = written(tmp_path, "complete")
     change(path, function)
     assert re.search(words, refused(path))
-
-
-def test_files_of_others_are_refused(tmp_path: Path):
-    (tmp_path / "notes.h5").write_text("not HDF5" * 100)
-    with h5py.File(tmp_path / "other.h5", "w", libver="latest") as file:
-        file["data"] = [1]
-    assert "no such file" in refused(tmp_path / "none.h5")
-    assert "file signature not found" in refused(tmp_path / "notes.h5")
-    assert "was not written by mpi_rollout" in refused(tmp_path / "other.h5")
 
 
 def test_a_file_is_verified_while_it_is_written(tmp_path: Path):
@@ -320,11 +320,3 @@ def test_writing_can_go_on_behind_a_copied_prefix(tmp_path: Path, num_steps: int
     found = verify(quiet, str(tmp_path / "new.h5"))
     assert found["num_steps"] == num_steps
     assert len(table.unfinished(num_steps)) > 0
-
-
-def test_a_file_that_lacks_rows_is_not_whole(tmp_path: Path):
-    path = written(tmp_path, "ended")
-    check_chunks(str(path))
-    change(path, lambda file: file["trajectories/rewards"].resize(20, axis=0))
-    with pytest.raises(DataError, match="trajectories/rewards has 20 rows, expected 21"):
-        check_chunks(str(path))

@@ -48,9 +48,11 @@ class GymnaxEnv:
     """An env of gymnax with its parameters, without its own automatic reset."""
 
     def __init__(self, env: Any, params: Any) -> None:
+        from gymnax.environments.spaces import gymnax_space_to_gym_space
+
         self._env, self._params = env, params
-        self.observation_space = space_of_gymnax(env.observation_space(params))
-        self.action_space = space_of_gymnax(env.action_space(params))
+        self.observation_space = gymnax_space_to_gym_space(env.observation_space(params))
+        self.action_space = gymnax_space_to_gym_space(env.action_space(params))
 
     def reset(self, key: Key) -> tuple[Array, State]:
         return self._env.reset_env(key, self._params)
@@ -192,19 +194,3 @@ def _check_task(library: str, task: str, known: list[str]) -> None:
         return
     near = get_close_matches(str(task), known, 3) or sorted(known)
     raise UsageError(Option("env_kwargs"), f": {library} has no task {task!r}; there are {', '.join(near)}")
-
-
-def space_of_gymnax(space: Any) -> spaces.Space:
-    """Return Gymnasium's space for one of gymnax's."""
-    kind = type(space).__name__
-    if kind == "Discrete":
-        return spaces.Discrete(int(space.n))
-    if kind == "Box":
-        shape, dtype = tuple(space.shape), np.dtype(space.dtype)
-        low, high = (np.broadcast_to(np.asarray(bound, dtype), shape).copy() for bound in (space.low, space.high))
-        return spaces.Box(low, high, shape, dtype)
-    if kind == "Dict":
-        return spaces.Dict({name: space_of_gymnax(part) for name, part in space.spaces.items()})
-    if kind == "Tuple":
-        return spaces.Tuple([space_of_gymnax(part) for part in space.spaces])
-    raise UsageError(f"spaces {kind} of gymnax are not known, got {space}")

@@ -25,8 +25,8 @@ LANES = 16
 RESET_SHARE = 16  # One in so many envs is reset at once.
 
 
-class Task(NamedTuple):
-    """The methods of an env, and its time limit.  What was compiled for a task is used again for an equal one."""
+class LimitedEnv(NamedTuple):
+    """The methods of an env, and its time limit.  What was compiled for one is used again for an equal one."""
 
     reset: Callable[[Key], tuple[Array, State]]
     step: Callable[[Key, State, Array], tuple[Array, State, Array, Array, Mapping[str, Array]]]
@@ -70,11 +70,11 @@ def padded(num_envs: int) -> int:
 _folded = jax.vmap(random.fold_in)
 
 
-@partial(jax.jit, static_argnames="task")
-def begin(task: Task, env_keys: jax.Array, episodes: jax.Array) -> Carry:
+@partial(jax.jit, static_argnames="env")
+def begin(env: LimitedEnv, env_keys: jax.Array, episodes: jax.Array) -> Carry:
     """Begin episodes with these numbers."""
     keys = _folded(env_keys, episodes)
-    first = jax.vmap(task.reset)(_folded(keys, jnp.zeros_like(episodes)))
+    first = jax.vmap(env.reset)(_folded(keys, jnp.zeros_like(episodes)))
     observations, state = jax.tree.map(_strong, first)
     return Carry(
         state, observations, keys, jnp.zeros(episodes.shape, jnp.int32), episodes, jnp.zeros(episodes.shape, bool)
@@ -93,9 +93,9 @@ def merge(mask: jax.Array, chosen: Carry, others: Carry) -> Carry:
     return jax.vmap(lambda is_chosen, *both: jax.tree.map(partial(jnp.where, is_chosen), *both))(mask, chosen, others)
 
 
-@partial(jax.jit, static_argnames=("task", "has_observations"))
+@partial(jax.jit, static_argnames=("env", "has_observations"))
 def advance(
-    task: Task, env_keys: jax.Array, carry: Carry, actions: Tree, num_steps: int, has_observations: bool
+    env: LimitedEnv, env_keys: jax.Array, carry: Carry, actions: Tree, num_steps: int, has_observations: bool
 ) -> tuple[Carry, Outcome]:
     """Take the first `num_steps` of the steps that there are actions for; rows behind them are zeros.
 
@@ -105,34 +105,36 @@ def advance(
     def one(row: jax.Array, loop: tuple[Carry, Outcome]) -> tuple[Carry, Outcome]:
         before, columns = loop
         batch = jax.tree.map(lambda array: lax.dynamic_index_in_dim(array, row, keepdims=False), actions)
-        after, outcome = _step(task, env_keys, before, batch, has_observations)
+        after, outcome = _step(env, env_keys, before, batch, has_observations)
         return after, jax.tree.map(partial(lax.dynamic_update_index_in_dim, index=row, axis=0), columns, outcome)
 
     num_rows = len(jax.tree.leaves(actions)[0])
     batch = jax.tree.map(lambda array: array[0], actions)
-    _, shapes = jax.eval_shape(partial(_step, task, has_observations=has_observations), env_keys, carry, batch)
+    _, shapes = jax.eval_shape(partial(_step, env, has_observations=has_observations), env_keys, carry, batch)
     columns = jax.tree.map(lambda part: jnp.zeros((num_rows, *part.shape), part.dtype), shapes)
     after, columns = lax.fori_loop(0, num_steps, one, (carry, columns))
     return jax.tree.map(_strong, after), columns
 
 
-def _step(task: Task, env_keys: Array, carry: Carry, actions: Tree, has_observations: bool) -> tuple[Carry, Outcome]:
+def _step(
+    env: LimitedEnv, env_keys: Array, carry: Carry, actions: Tree, has_observations: bool
+) -> tuple[Carry, Outcome]:
     """Take one step; envs whose episode has ended begin the next one instead."""
     steps, runs = carry.steps + 1, ~carry.ended
-    observations, state, rewards, done, infos = jax.vmap(task.step)(_folded(carry.keys, steps), carry.state, actions)
+    observations, state, rewards, done, infos = jax.vmap(env.step)(_folded(carry.keys, steps), carry.state, actions)
     truncations = jnp.asarray(infos.get("truncated", jnp.zeros_like(done))).astype(bool)
     terminations = jnp.asarray(infos.get("terminated", done.astype(bool) & ~truncations)).astype(bool) & runs
-    if task.max_episode_steps is not None:
-        truncations |= steps >= task.max_episode_steps
+    if env.max_episode_steps is not None:
+        truncations |= steps >= env.max_episode_steps
     truncations &= runs
     moved = carry._replace(state=state, observations=observations, steps=steps, ended=terminations | truncations)
-    after = _begin_next(task, env_keys, moved, carry.ended)
+    after = _begin_next(env, env_keys, moved, carry.ended)
     rewards = jnp.where(runs, rewards, 0).astype(jnp.result_type(float))
     outcome = Outcome(after.observations if has_observations else None, rewards, terminations, truncations)
     return after, outcome
 
 
-def _begin_next(task: Task, env_keys: jax.Array, carry: Carry, ended: jax.Array) -> Carry:
+def _begin_next(env: LimitedEnv, env_keys: jax.Array, carry: Carry, ended: jax.Array) -> Carry:
     """Begin the next episodes of some envs: few need one in a step, and a reset may cost more than a step.
 
     So it is done for a part of the envs at a time, as often as there are envs left.
@@ -143,7 +145,7 @@ def _begin_next(task: Task, env_keys: jax.Array, carry: Carry, ended: jax.Array)
     def some(loop: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
         left, now = loop
         (places,) = jnp.nonzero(left, size=width, fill_value=num_envs)  # Places behind the last env are dropped.
-        fresh = begin(task, env_keys[places], now.episodes[places] + 1)
+        fresh = begin(env, env_keys[places], now.episodes[places] + 1)
         now = jax.tree.map(lambda old, new: old.at[places].set(new, mode="drop"), now, fresh)
         return left.at[places].set(False, mode="drop"), now
 
@@ -163,7 +165,7 @@ def make_envs(
     both_spaces = checked_spaces(env, observation_space, action_space)
     if max_episode_steps is not None:
         checked_integer(JAXBackend.name, "max_episode_steps", max_episode_steps, 1, math.inf)
-    backend = JAXBackend(Task(env.reset, env.step, max_episode_steps), env_indices, *both_spaces)
+    backend = JAXBackend(LimitedEnv(env.reset, env.step, max_episode_steps), env_indices, *both_spaces)
     return SliceVectorEnv(backend, env_indices, seed, *both_spaces)
 
 
@@ -173,8 +175,8 @@ class JAXBackend:
     name, most_seed, takes_uint8 = "JAX envs", math.inf, False
     _carry: Carry
 
-    def __init__(self, task: Task, env_indices: range, observation_space: Space, action_space: Space) -> None:
-        self._task, self._env_indices, self._num_envs = task, env_indices, len(env_indices)
+    def __init__(self, env: LimitedEnv, env_indices: range, observation_space: Space, action_space: Space) -> None:
+        self._env, self._env_indices, self._num_envs = env, env_indices, len(env_indices)
         self._observation_space, self._action_space = observation_space, action_space
         self._leaves, self._num_computed = leaves(observation_space), padded(self._num_envs)
         row_nbytes = self._num_computed * (sum(leaf.nbytes for leaf in self._leaves) + 8)
@@ -182,14 +184,14 @@ class JAXBackend:
 
     def compile_steps(self, has_observations: bool) -> None:
         env_keys = keys_of_envs(0, self._env_indices)
-        carry = begin(self._task, env_keys, np.zeros(self._num_computed, np.uint32))
+        carry = begin(self._env, env_keys, np.zeros(self._num_computed, np.uint32))
         shape, space = (self.chunk, self._num_computed), self._action_space
         actions = tree_of(space, [np.zeros(shape + leaf.shape, leaf.dtype) for leaf in leaves(space)])
-        advance(self._task, env_keys, carry, actions, np.int32(0), has_observations)
+        advance(self._env, env_keys, carry, actions, np.int32(0), has_observations)
 
     def begin(self, seed: int, chosen: np.ndarray, episodes: np.ndarray) -> None:
         self._env_keys = keys_of_envs(seed, self._env_indices)
-        fresh = begin(self._task, self._env_keys, self._filled(episodes.astype(np.uint32)))
+        fresh = begin(self._env, self._env_keys, self._filled(episodes.astype(np.uint32)))
         self._carry = fresh if chosen.all() else merge(self._filled(chosen), fresh, self._carry)
 
     def _filled(self, array: np.ndarray) -> np.ndarray:
@@ -205,7 +207,7 @@ class JAXBackend:
             rows = slice(start, min(start + self.chunk, num_steps))
             part = jax.tree.map(lambda array, rows=rows: self._padded(array[rows]), actions)
             self._carry, outcome = advance(
-                self._task, self._env_keys, self._carry, part, np.int32(rows.stop - start), "observations" in wanted
+                self._env, self._env_keys, self._carry, part, np.int32(rows.stop - start), "observations" in wanted
             )
             before.append((rows, outcome))
             if len(before) > 1:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mpi_rollout.data.exports import minari_place
-from mpi_rollout.data.exports.minari_place import Place, check_id
+from mpi_rollout.commands import export
+from mpi_rollout.commands.export import Place, check_id
 from mpi_rollout.errors import StorageError, UsageError
 
 
@@ -53,7 +53,7 @@ def test_a_data_set_appears_when_it_is_published(root: Path):
 
 def test_it_is_on_the_disk_when_it_appears(root: Path, monkeypatch: pytest.MonkeyPatch):
     place, synced = made("lab/random-v0"), list[tuple[str, bool]]()
-    monkeypatch.setattr(minari_place, "_sync", lambda path: synced.append((path, os.path.exists(place.path))))
+    monkeypatch.setattr(export, "_sync", lambda path: synced.append((path, os.path.exists(place.path))))
     place.publish()
     assert (os.path.join(place.data, "metadata.json"), False) in synced and (str(root / "lab"), True) in synced
 
