@@ -171,8 +171,8 @@ class LaunchedVectorEnv(MPIVectorEnv):
     collect_wait, collect_some = _asked(MPIVectorEnv.collect_wait), _asked(MPIVectorEnv.collect_some)
     call_some, set_some = _asked(MPIVectorEnv.call_some), _asked(MPIVectorEnv.set_some)
 
-    @wraps(MPIVectorEnv.set_policy)
     def set_policy(self, parameters: Mapping[str, object] | Sequence[object]) -> None:
+        """As `MPIVectorEnv.set_policy`."""
         pairs = parameters.items() if isinstance(parameters, Mapping) else enumerate(parameters)
         arrays = {name: array_of(str(name), value) for name, value in pairs}  # Rank 0 may have no GPU, and no torch.
         self._ask("set_policy", arrays if isinstance(parameters, Mapping) else [*arrays.values()])
