@@ -14,7 +14,7 @@ BENCHMARKS = CLONE / "benchmarks"
 def python(*arguments: str | Path) -> str:
     command = [sys.executable, *map(str, arguments)]
     environment = job_environment(PYTHONPATH=f"{CLONE}:{BENCHMARKS}:{CLONE / 'tests/helpers'}")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

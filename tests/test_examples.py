@@ -47,7 +47,7 @@ def test_without_pytorch_the_episodes_are_still_read(job: Job):
 
 
 def output_of(job: Job, num_ranks: int | None, name: str, *options: str) -> str:
-    result = job.python(num_ranks, EXAMPLES / name, *options, timeout=LONG_S)
+    result = job.python(num_ranks, EXAMPLES / name, *options, timeout=LONG_S, MPI_ROLLOUT_END_S="100")
     assert result.code == 0, result.err
     return result.out
 

@@ -19,7 +19,7 @@ IMPORT = "import site, sys; site.addsitedir(sys.argv[1]); import mpi_rollout; pr
 
 def python(*arguments: str, cwd: Path) -> str:
     """The last line of what a Python prints that has no environment variables."""
-    done = subprocess.run([sys.executable, *arguments], cwd=cwd, env={}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, *arguments], cwd=cwd, env={}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 

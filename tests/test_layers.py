@@ -43,7 +43,7 @@ LOADED = "import sys; print([name for name in sys.modules if name.partition('.')
 def loaded_after(statements: str, *names: str) -> str:
     """The last line that a fresh Python prints: which of these packages the statements have loaded."""
     command = [sys.executable, "-c", f"{statements}\n{LOADED.format(names=set(names))}"]
-    done = subprocess.run(command, env=job_environment(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=job_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 

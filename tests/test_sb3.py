@@ -139,7 +139,9 @@ def test_closing_it_lets_the_other_ranks_out(told: Told):
 
 @pytest.mark.mpi(2)
 def test_the_example_tells_how_far_it_is_and_learns(job: Job, num_ranks: int):
-    result = job.python(num_ranks, CLONE / "examples/train_ppo.py", "--total-steps", "4096", timeout=LONG_S)
+    result = job.python(
+        num_ranks, CLONE / "examples/train_ppo.py", "--total-steps", "4096", timeout=LONG_S, MPI_ROLLOUT_END_S="100"
+    )
     assert result.code == 0, result.err
     lines = [line.partition(", mean")[0] for line in result.err.splitlines() if "env steps, mean return " in line]
     assert lines == ["2,048 of 4,096 env steps", "4,096 of 4,096 env steps"]

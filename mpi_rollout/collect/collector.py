@@ -55,8 +55,8 @@ class Tally:
         self.num_ended = int(num_ended[-1])
         seconds = block.step_s[start:stop]
         np.add.at(self.step_s, self.exchanges.rank_of_slot, seconds.sum(axis=0))
-        for slots in self.exchanges.slots:
-            part = seconds[:, slots]
+        for exchange in self.exchanges.all:
+            part = seconds[:, exchange.slot_columns]
             self._slowest_s += float(part.max(axis=1).sum())
             self.mean_s += float(part.sum()) / self.exchanges.num_stepping
 
@@ -186,7 +186,7 @@ class Collector:
             if step == self.num_steps and lane.num_rows:
                 self._num_slowest -= 1
                 if self._num_slowest == 0:
-                    self._move_on()
+                    self._count_steps()
 
     def _lay(self, lane: Lane, step: int, num_rows: int) -> None:
         block, row = self._blocks.at(step)
@@ -204,8 +204,8 @@ class Collector:
         for source, target in zip(block.observation_arrays, after.observation_arrays, strict=True):
             target[next_row, env_index] = source[row, env_index]
 
-    def _move_on(self) -> None:
-        """Count a step that all lanes have taken; hand in the blocks that it completes."""
+    def _count_steps(self) -> None:
+        """Count the steps that all lanes have taken; hand in the blocks that these complete."""
         steps = list(self._step_of.values())
         self.num_steps = min(steps)
         self._num_slowest = steps.count(self.num_steps)

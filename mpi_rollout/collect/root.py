@@ -1,6 +1,5 @@
 """What the root does in a run, in this order: start or resume, collect, measure the limit in between, end."""
 
-import json
 import os
 import traceback
 from collections.abc import Mapping
@@ -24,25 +23,23 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.columns import with_masks
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import Reproducibility
-from mpi_rollout.core.spaces import describe, describe_leaves
 from mpi_rollout.drive.actions import (
     ActionSource,
     ModelActions,
     PolicyActions,
+    PolicyOnRanks,
     RankActions,
     too_short,
 )
 from mpi_rollout.drive.blocks import Discard, Sink
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import FragmentLengths, prepare_lengths
-from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
-from mpi_rollout.exchange import job_end, world
+from mpi_rollout.exchange import job_end
 from mpi_rollout.policies.blocks import BlockPolicy
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.sources import load_model
-from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import say
 from mpi_rollout.process.host import check_blocks
 from mpi_rollout.process.start import shadowing
@@ -206,33 +203,12 @@ class Root:
             say(f"mpi_rollout: {size}\n")
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
         prefix = None if past is None else Prefix(past.num_steps, source, lost)
+        attributes = self._facts.attributes(self._config, self._hosts, contents.extras, contents.kept_infos)
+        attributes["policy_sha256"] = self._policy.sha256
         self._state.writer = writer.open_writer(
-            self._config, self._attributes(), blocks, len(self._hosts), prefix, self._output.replaces
+            self._config, attributes, blocks, len(self._hosts), prefix, self._output.replaces
         )
         return self._state.writer if self._config.trajectories else Discard(blocks)
-
-    def _attributes(self) -> dict[str, object]:
-        facts = self._facts
-        described = {"observation": describe(facts.observation_space), "action": describe(facts.action_space)}
-        contents = self._driver.exchanges.contents
-        for name, group in (("extra", contents.extras), ("info", contents.kept_infos)):
-            if group:
-                described[name] = describe_leaves(group)
-        return {
-            "config": self._config.to_json(),
-            "env_spec": facts.described_spec,
-            "spaces": json.dumps(described),
-            "seed": self._config.seed,
-            "num_envs": self._config.num_envs,
-            "autoreset_mode": facts.metadata["autoreset_mode"].value,
-            "reproducibility": facts.reproducibility.value,
-            "has_episode_seeds": facts.has_episode_seeds,
-            "hosts": json.dumps(self._hosts),
-            "policy_sha256": self._policy.sha256,
-            "mpi_library": world.library_name(),
-            "num_ranks": len(self._hosts),
-            "started": utc_now(),
-        }
 
     def _parts(self) -> list[int]:
         """Return the numbers of steps that the run takes at a time: the limit is measured in between."""

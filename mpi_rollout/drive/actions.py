@@ -1,22 +1,24 @@
-"""Where the actions of a run come from.  Each source sends lanes the actions of their next steps.
+"""Where actions come from.  Each source of a run sends lanes the actions of their next steps.
 
 Actions that come back with the slots are stored from there.  Others go into their rows when they are sent.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from mpi_rollout.core.policy_kinds import MADE
 from mpi_rollout.core.spaces import Space, Tree, leaves, rows_of, tree_of
 from mpi_rollout.drive.blocks import Blocks
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
-from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt
+from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt, UsageError
 from mpi_rollout.policies.blocks import BlockPolicy, check_actions_alone
-from mpi_rollout.policies.model import Policy
+from mpi_rollout.policies.model import Policy, PolicySource
+from mpi_rollout.policies.parameters import Layout, packed
 from mpi_rollout.process.exits import ends_forked
-from mpi_rollout.text import counted, words_of
+from mpi_rollout.text import counted, shortened, words_of
 
 Given = TypeVar("Given")
 
@@ -53,6 +55,85 @@ class RankActions:
     def send(self, spans: Sequence[Span], _blocks: Blocks) -> None:
         for lane, step, num_steps in spans:
             self._driver.send(lane, None, num_steps, step)
+
+
+class PolicyOnRanks:
+    """The policy that ranks ask for the actions of their own envs.
+
+    Each rank may have made it with random numbers of its own.  Then all get the parameters of the root's.  `actions`
+    is the mode of an `ActionReader`, and `version` says how many times the policy got new parameters.
+
+    Raises
+    ------
+    UsageError
+        The ranks have made policies with parameters of other names, dtypes or shapes.
+    RankError
+        A rank cannot load it.
+    """
+
+    def __init__(self, driver: Driver, source: PolicySource, actions: str, block: int, seed: int = 0) -> None:
+        self._driver, self.version = driver, 0
+        self._newest = np.zeros(0, np.uint8)
+        self._version_of: dict[Lane, int] = {}  # Where ranks get new parameters with their next order.
+        driver.call_ranks("use_policy", source, actions, block, seed)
+        is_made = source.kind == MADE
+        facts = driver.call_ranks("parameter_facts", is_made and driver.exchanges.division.num_ranks > 1)
+        if is_made:
+            _refuse_others([None if told is None else told[0] for told in facts])
+        told = [fact for fact in facts if fact is not None]
+        self._layout: Layout | None = told[0][0] if told else None
+        model = driver.worker.policy.model
+        if self._layout is not None and len({digest for _, digest in told}) > 1 and model is not None:
+            driver.call_ranks("load_parameters", packed(model.parameters() or {}, self._layout))
+
+    def seed(self, seed: int) -> None:
+        """Draw from this seed from now on."""
+        self._driver.call_ranks("seed_policy", seed)
+
+    def set_parameters(self, parameters: Mapping[str, object] | Sequence[object]) -> None:
+        """Send parameters to all ranks; to each with its next order where ranks are served as they get ready.
+
+        Raises
+        ------
+        UsageError
+            They are not those of the policy; nothing was sent.
+        """
+        if self._layout is None:
+            raise UsageError(
+                "the policy has no parameters that can be set: give it an attribute `parameters`, arrays by name, "
+                "and a method `load`, or make it a torch.nn.Module"
+            )
+        self._newest = packed(parameters, self._layout)
+        if not self._driver.serves_first_ready:
+            self._driver.give_parameters(self._newest)
+        self.version += 1
+
+    def bring(self, lane: Lane) -> None:
+        """Send the newest parameters to the ranks of a lane that do not have them, before its next steps."""
+        if self._driver.serves_first_ready and self.version_of(lane) != self.version:
+            self._driver.give_parameters(self._newest, lane)
+        self._version_of[lane] = self.version
+
+    def version_of(self, lane: Lane) -> int:
+        """Return the version of the policy that chose a lane's last actions: how often it had got new parameters."""
+        return self._version_of.get(lane, 0)
+
+
+def _refuse_others(layouts: list[Layout | None]) -> None:
+    """Refuse policies whose parameters are others than those of rank 0's."""
+    for rank, layout in enumerate(layouts):
+        if layout != layouts[0]:
+            raise UsageError(
+                "make_policy gave parameters of other names, dtypes or shapes on some ranks than on others: "
+                f"{_words(layouts[0])} on rank 0, {_words(layout)} on rank {rank}; have it make the same policy "
+                "everywhere"
+            )
+
+
+def _words(layout: Layout | None) -> str:
+    if not layout:
+        return "none"
+    return shortened(", ".join(f"{leaf.path} {leaf.dtype} {leaf.shape}" for leaf in layout), 100)
 
 
 class ModelActions:

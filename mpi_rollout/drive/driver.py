@@ -47,8 +47,7 @@ class Driver:
         self.exchanges, self.worker, self.clock = exchanges, worker, worker.clock
         contents = exchanges.contents
         self.observation_space, self.action_space = contents.observation_space, contents.action_space
-        pairs = zip(exchanges.all, exchanges.slots, strict=True)
-        self.lanes = [Lane(exchange, slots) for exchange, slots in pairs]
+        self.lanes = [Lane(exchange) for exchange in exchanges.all]
         self.under_way: dict[Lane, None] = {}
         self.restarts: list[LaneRestart] = []
         self.interrupted: list[Lane] = []
@@ -78,7 +77,7 @@ class Driver:
 
     def unpackers(self, block: Block) -> dict[Lane, SlotUnpacker]:
         """Return the places in a block's rows into which the slots of each lane are laid."""
-        return {lane: lane.exchange.unpacker(block, lane.slots) for lane in self.lanes}
+        return {lane: lane.exchange.unpacker(block) for lane in self.lanes}
 
     def do(self, command: Command, *arguments: object) -> None:
         """Order something else than a step of all envs, with the arguments of a `Slice` method, and wait for it."""
@@ -121,7 +120,7 @@ class Driver:
         RankError
             An env failed on some rank.
         """
-        lanes = self._arrivals(least) if self.serves_first_ready else [self._complete(next(iter(self.under_way)))]
+        lanes = self._arrivals(least) if self.serves_first_ready else [self._take_part(next(iter(self.under_way)))]
         is_marked = False
         for lane in lanes:
             del self.under_way[lane]
@@ -131,8 +130,8 @@ class Driver:
             self._act_on_marks(lanes)
         return lanes
 
-    def _complete(self, lane: Lane) -> Lane:
-        """Obey a lane's order on the root, then wait for the slots of the other ranks."""
+    def _take_part(self, lane: Lane) -> Lane:
+        """Obey a lane's order with the root's own envs, then wait for the slots of the other ranks."""
         if lane.exchange.has_own_slot:
             self.worker.obey(lane.exchange, lane.arguments)
         lane.exchange.await_slots()
@@ -153,7 +152,7 @@ class Driver:
             lanes += [self._lane_of[exchange] for exchange in arrived]
             self._num_passed += len(arrived)
             if own_lane is not None and (own_is_due or len(lanes) < least):
-                lanes.append(self._complete(own_lane))
+                lanes.append(self._take_part(own_lane))
                 own_lane, self._num_passed = None, 0
         return lanes
 
@@ -217,7 +216,7 @@ class Driver:
             if is_void:
                 lane.exchange.await_slots()
             else:
-                self._complete(lane)
+                self._take_part(lane)
                 lane.num_rows = lane.exchange.order.num_rows
                 self._note(lane)
                 self.interrupted.append(lane)
@@ -250,8 +249,9 @@ class Driver:
         self.drain()
         for exchange in self.exchanges.callers:
             exchange.post_order(Command.CALL)
-        self.exchanges.spread(pickled)
-        values = [pickle.loads(value) for value in self.exchanges.collect(self.worker.call(name, *args))]
+        control = self.exchanges.control
+        control.bcast(pickled, ROOT)
+        values = [pickle.loads(value) for value in control.gather(self.worker.call(name, *args), ROOT) or ()]
         faults = [value if isinstance(value, Fault) else None for value in values]
         if any(faults):
             raise self._error_of(faults)

@@ -28,8 +28,8 @@ class Lane:
         How many steps of the last slots are complete on all ranks.
     """
 
-    def __init__(self, exchange: Exchange, slots: slice):
-        self.exchange, self.slots = exchange, slots
+    def __init__(self, exchange: Exchange):
+        self.exchange = exchange
         self.env_indices = np.arange(exchange.partition.envs.start, exchange.partition.envs.stop)
         self.envs = slice(exchange.partition.envs.start, exchange.partition.envs.stop)
         self.num_envs = len(self.env_indices)

@@ -51,6 +51,8 @@ class Exchange:
         On the root the slots of all ranks, packed, of shape (num_ranks, room, nbytes).
     marks
         On the root the marks of the slots' rows, of shape (num_ranks, room).
+    slot_columns
+        The columns of `Block.step_s` that are for these slots.
     step_s
         On the root the seconds that the ranks' envs took for the last order.
     """
@@ -63,9 +65,11 @@ class Exchange:
         contents: Contents,
         kind: type[Transport],
         wait: Wait,
+        first_slot: int = 0,
     ) -> None:
         self.contents, self.partition, self.envs = contents, partition, partition.envs_of(comm.rank - first_rank)
         ranks = range(first_rank, first_rank + partition.num_ranks)
+        self.slot_columns = slice(first_slot, first_slot + partition.num_ranks)
         self.comm, self.first_rank, self.has_own_slot = comm, first_rank, comm.rank in ranks
         self.order = Order(partition, self.envs, contents.action_space)
         self.layout = contents.slot_layout(partition.capacity)
@@ -181,9 +185,9 @@ class Exchange:
         """Send a Python object of the root to these ranks, pickled, right after an order; for rare messages."""
         return self.transport.spread(value)
 
-    def unpacker(self, block: Block, slot_columns: slice) -> SlotUnpacker:
+    def unpacker(self, block: Block) -> SlotUnpacker:
         """Return a block as these slots see it, on the root."""
-        return SlotUnpacker(block, self.layout, self.partition, self.slots, slot_columns)
+        return SlotUnpacker(block, self.layout, self.partition, self.slots, self.slot_columns)
 
     def free(self) -> None:
         """Give back what the transport holds."""

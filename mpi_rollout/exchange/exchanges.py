@@ -4,7 +4,7 @@ One over all ranks is lockstep; two over halves of the envs are double buffering
 is ready first is served first.
 """
 
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -13,14 +13,12 @@ from mpi_rollout.exchange.direct import DirectTransport, SwitchingTransport
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.surviving import ShrinkingTransport
-from mpi_rollout.exchange.transports import CollectiveTransport, Message, Transport
+from mpi_rollout.exchange.transports import CollectiveTransport, Transport
 from mpi_rollout.exchange.waiting import Wait, wait_maker
 from mpi_rollout.exchange.world import ROOT
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-T = TypeVar("T")
 
 
 class Exchanges:
@@ -30,8 +28,10 @@ class Exchanges:
     ----------
     all
         In env order: on the root all exchanges, elsewhere those that this rank takes part in.
-    slots
-        For each of `all` its columns in `Block.step_s`.  There are `num_slots`, and `rank_of_slot` has their ranks.
+    control
+        For messages of all ranks.
+    num_slots, rank_of_slot
+        All slots of all ranks, in env order, and the rank of each.
     callers
         The exchanges whose orders reach every other rank once: calls by name and switches go by them.
     """
@@ -52,14 +52,12 @@ class Exchanges:
         self._comms = [comm.Dup()] if division.first_ready else [comm.Dup() for _ in partitions]
         comms = self._comms * len(partitions) if division.first_ready else self._comms
         self.all: list[Exchange] = []
-        self.slots: list[slice] = []
         self.num_slots = 0
         for exchange_comm, (first_rank, partition) in zip(comms, partitions, strict=True):
             if comm.rank == ROOT or comm.rank in range(first_rank, first_rank + partition.num_ranks):
                 kind = self._kind(first_rank)
                 wait = Wait() if kind is SwitchingTransport else make_wait()
-                self.all.append(Exchange(exchange_comm, partition, first_rank, contents, kind, wait))
-                self.slots.append(slice(self.num_slots, self.num_slots + partition.num_ranks))
+                self.all.append(Exchange(exchange_comm, partition, first_rank, contents, kind, wait, self.num_slots))
             self.num_slots += partition.num_ranks
         # A communicator that shrinks is the only one, so all its ranks send the same messages in the same order.  Its
         # transport has also those methods of a communicator that are needed here.
@@ -107,14 +105,6 @@ class Exchanges:
     def forget_arrivals(self) -> None:
         """Forget which slots have come: all that were under way have been taken."""
         self._noted = []
-
-    def collect(self, value: T) -> list[T]:
-        """Gather a Python object of each rank on the root, pickled.  For rare messages.  **Collective**."""
-        return self.control.gather(value, ROOT) or []
-
-    def spread(self, value: Message = None) -> Message:
-        """Broadcast a Python object of the root, pickled.  For rare messages.  **Collective**."""
-        return self.control.bcast(value, ROOT)
 
     def free(self) -> None:
         """Give the communicators back.  **Collective**."""

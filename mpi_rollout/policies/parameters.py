@@ -1,11 +1,11 @@
 """Parameters of policies as one buffer of bytes: what goes to all ranks, without pickling them one by one."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import UsageError
 from mpi_rollout.text import words_of
 
@@ -13,20 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Parameter(NamedTuple):
-    """What a parameter is called, and what array it is."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Its bytes in a buffer, so that the next parameter is aligned."""
-        return -(-np.dtype(self.dtype).itemsize * math.prod(self.shape) // 8) * 8
-
-
-Layout = list[Parameter]
+Layout = list[Leaf]
 
 
 def array_of(name: str, value: object) -> np.ndarray:
@@ -51,7 +38,7 @@ def array_of(name: str, value: object) -> np.ndarray:
 def layout_of(parameters: Mapping[str, object]) -> Layout:
     """Return the names, shapes and dtypes of parameters, in their order."""
     arrays = {name: array_of(name, value) for name, value in parameters.items()}
-    return [Parameter(name, array.dtype.str, array.shape) for name, array in arrays.items()]
+    return [Leaf((name,), array.dtype, array.shape) for name, array in arrays.items()]
 
 
 def packed(parameters: Mapping[str, object] | Sequence[object], layout: Layout) -> np.ndarray:
@@ -60,7 +47,7 @@ def packed(parameters: Mapping[str, object] | Sequence[object], layout: Layout) 
     UsageError names the first that does not fit the layout.
     """
     values = _by_name(parameters, layout) if isinstance(parameters, Mapping) else _in_order(parameters, layout)
-    buffer = np.zeros(sum(parameter.nbytes for parameter in layout), np.uint8)
+    buffer = np.zeros(sum(map(_size_of, layout)), np.uint8)
     for value, (name, target) in zip(values, unpacked(buffer, layout).items(), strict=True):
         array = array_of(name, value)
         if (array.dtype, array.shape) != (target.dtype, target.shape):
@@ -81,7 +68,7 @@ def _in_order(parameters: object, layout: Layout) -> list[object]:
 
 
 def _by_name(parameters: Mapping[str, object], layout: Layout) -> list[object]:
-    names = [parameter.name for parameter in layout]
+    names = [leaf.path for leaf in layout]
     if unknown := [name for name in parameters if name not in names]:
         raise UsageError(f"the policy has no parameter {unknown[0]!r}; it has {', '.join(names)}")
     if missing := [name for name in names if name not in parameters]:
@@ -103,7 +90,12 @@ def load_module(module: "torch.nn.Module", parameters: Mapping[str, np.ndarray])
 def unpacked(buffer: np.ndarray, layout: Layout) -> dict[str, np.ndarray]:
     """Return the parameters of a buffer by their names: views of it."""
     arrays, start = {}, 0
-    for parameter in layout:
-        arrays[parameter.name] = np.ndarray(parameter.shape, parameter.dtype, buffer, start)
-        start += parameter.nbytes
+    for leaf in layout:
+        arrays[leaf.path] = np.ndarray(leaf.shape, leaf.dtype, buffer, start)
+        start += _size_of(leaf)
     return arrays
+
+
+def _size_of(leaf: Leaf) -> int:
+    """Return the bytes of a parameter in a buffer, in which the next one is aligned."""
+    return -(-leaf.nbytes // 8) * 8

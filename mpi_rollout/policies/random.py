@@ -35,7 +35,6 @@ class RandomPolicy:
         self._words: dict[int, WordsOfEnvs] = {}
         self.are_bits_narrow = False
         self._uniforms: Uniforms | None = None  # They choose among the actions that masks allow.
-        self._first_block = 0  # Older ones are forgotten.
         self._steps = count()
 
     def __call__(self, _observations: Tree = None) -> Tree:
@@ -81,13 +80,10 @@ class RandomPolicy:
 
     def forget(self, step: int) -> None:
         """Drop the draws that only steps before this one need."""
-        first = step // BLOCK_STEPS
-        if first != self._first_block:
-            self._first_block = first
-            for block in [block for block in self._drawn if block < first]:
-                del self._drawn[block]
-            if self._uniforms is not None:
-                self._uniforms.forget(step)
+        for block in [block for block in self._drawn if block < step // BLOCK_STEPS]:
+            del self._drawn[block]
+        if self._uniforms is not None:
+            self._uniforms.forget(step)
 
     def _draw(self, index: int, leaf: Leaf, space: Space, block: int) -> np.ndarray:
         """Return actions of shape (BLOCK_STEPS, num_envs, ...) for one leaf."""

@@ -3,7 +3,7 @@
 import gc
 import json
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,15 +12,17 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import Reproducibility
-from mpi_rollout.core.spaces import describe, describe_leaves
+from mpi_rollout.core.spaces import Leaf, describe, describe_leaves
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, name_of
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import first_types
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.errors import Option, SameEnvError, UsageError
+from mpi_rollout.exchange import world
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
@@ -28,6 +30,7 @@ from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.waiting import way_to_wait
 from mpi_rollout.policies.model import Model
 from mpi_rollout.policies.random import RandomPolicy
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import say
 from mpi_rollout.process.host import check_num_envs
 from mpi_rollout.ranks.loop_slices import LoopSlice
@@ -96,6 +99,28 @@ class EnvFacts:
             described_spec=describe_spec(envs.spec),
             infos=infos,
         )
+
+    def attributes(
+        self, config: RolloutConfig, hosts: Sequence[str], extras: Sequence[Leaf], infos: Sequence[Leaf]
+    ) -> dict[str, object]:
+        """Return what the file of a run or a recording says of it as a whole."""
+        described = {"observation": describe(self.observation_space), "action": describe(self.action_space)}
+        described |= {name: describe_leaves(group) for name, group in (("extra", extras), ("info", infos)) if group}
+        return {
+            "config": config.to_json(),
+            "env_spec": self.described_spec,
+            "spaces": json.dumps(described),
+            "seed": config.seed,
+            "num_envs": config.num_envs,
+            "autoreset_mode": self.metadata["autoreset_mode"].value,
+            "reproducibility": self.reproducibility.value,
+            "has_episode_seeds": self.has_episode_seeds,
+            "hosts": json.dumps([*hosts]),
+            "policy_sha256": "",
+            "mpi_library": world.library_name(),
+            "num_ranks": len(hosts),
+            "started": utc_now(),
+        }
 
     def portable(self) -> "EnvFacts":
         """Return the facts without what cannot be pickled: spec and metadata can hold any callable.

@@ -23,7 +23,7 @@ from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.job_end import abort, end_timeout_s
 from mpi_rollout.exchange.orders import Command
-from mpi_rollout.exchange.world import rank_and_host
+from mpi_rollout.exchange.world import ROOT, rank_and_host
 from mpi_rollout.policies.model import Model
 from mpi_rollout.process.clock import Clock, process_start
 from mpi_rollout.process.console import say
@@ -122,8 +122,8 @@ class Worker:
                     other.await_order()
             self.close()
         elif command == Command.CALL:
-            name, args = pickle.loads(self.exchanges.spread())
-            self.exchanges.collect(self.call(name, *args))
+            name, args = pickle.loads(self.exchanges.control.bcast(b"", ROOT))
+            self.exchanges.control.gather(self.call(name, *args), ROOT)
             self.clock.lap("other")
         elif command == Command.LOAD:
             self.load_parameters(exchange.await_parameters())

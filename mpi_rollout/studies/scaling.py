@@ -64,7 +64,11 @@ class Runner:
         left = [point for point in order if point not in self.file.done]
         try:
             for number, point in enumerate(left, len(order) - len(left) + 1):
-                say(f"mpi_rollout: job {number} of {len(order)}: {point}: {self._add(point)}\n")
+                sample = self._sample(point)
+                self.file = replace(self.file, samples=(*self.file.samples, sample))
+                if self._path:
+                    self.file.write(self._path, utc_now())
+                say(f"mpi_rollout: job {number} of {len(order)}: {point}: {sample.result}\n")
         except Interrupted as error:
             hint = "; the same command continues" if self._path else ""
             raise Interrupted(f"{error}; {len(self.file.samples)} of {len(order)} jobs are done{hint}") from error
@@ -75,12 +79,9 @@ class Runner:
         UsageError if it is what no job can do, or of another MPI library than the samples there are.
         """
         known = {sample.mpi_library for sample in self.file.samples if not sample.error}
-        try:
-            sample = self._sample(point)
-        except JobFailed as error:
-            if error.code == UsageError.exit_code:  # What no job can do, such as an env that does not exist.
-                raise UsageError(str(error).partition(": ")[2] or str(error)) from error
-            say(f"mpi_rollout: the warm-up, {point.num_ranks} ranks, failed: {str(error).splitlines()[0]}\n")
+        sample = self._sample(point)
+        if sample.error:
+            say(f"mpi_rollout: the warm-up, {point.num_ranks} ranks, {sample.result}\n")
             return None
         if known and sample.mpi_library not in known:
             raise UsageError(
@@ -89,22 +90,15 @@ class Runner:
             )
         return sample
 
-    def _add(self, point: Point) -> str:
-        """Do one job and keep what it gave; return that in words."""
-        started = utc_now()
-        try:
-            sample = self._sample(point)
-        except JobFailed as error:
-            sample = Sample(point, self.file.study.num_envs(point.num_ranks), started, str(error))
-        self.file = replace(self.file, samples=(*self.file.samples, sample))
-        if self._path:
-            self.file.write(self._path, utc_now())
-        return sample.result
-
     def _sample(self, point: Point) -> Sample:
         study, started = self.file.study, utc_now()
-        command = _command(self._launcher, study, point, self._folder)
-        outcome = run_job(command, self._folder, study.jobs.timeout_s)
+        try:
+            command = _command(self._launcher, study, point, self._folder)
+            outcome = run_job(command, self._folder, study.jobs.timeout_s)
+        except JobFailed as error:
+            if point.repeat == WARM_UP and error.code == UsageError.exit_code:  # No job can do it, whatever the ranks.
+                raise UsageError(str(error).partition(": ")[2] or str(error)) from error
+            return Sample(point, study.num_envs(point.num_ranks), started, str(error))
         return sample_of(point, started, int(self.file.facts["num_cores"]), outcome)
 
 

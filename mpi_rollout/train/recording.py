@@ -6,26 +6,23 @@ run can promise of its file and a recording cannot, is in `LIMITS`.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.column_types import Types, checked_types
 from mpi_rollout.core.columns import with_masks
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import Reproducibility
-from mpi_rollout.core.spaces import Leaf, describe, describe_leaves
+from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.env_maker import name_of
 from mpi_rollout.errors import UsageError
-from mpi_rollout.exchange import world
 from mpi_rollout.exchange.infos import Infos, info_leaves
-from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.host import check_blocks
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.train.request import Request
@@ -112,7 +109,15 @@ def start_recording(path: str, request: Request, driver: Driver, facts: EnvFacts
         )
 
     config = config_of(request, path, driver.num_envs)
-    attributes = attributes_of(config, facts, request.mode, {"extra": extras, "info": infos}, hosts)
+    # A generator goes on from one episode to the next, in a loop that of each env.
+    promised = Reproducibility.SLICE if facts.is_native else Reproducibility.ENV
+    attributes = facts.attributes(config, hosts, extras, infos) | {
+        "reproducibility": promised.value,
+        "has_episode_seeds": False,
+        "has_final_observations": True,
+        "recorded_by": "trainer",
+        "limits": LIMITS,
+    }
     blocks = [make_block() for _ in range(NUM_BLOCKS)]
     file = writer.open_writer(config, attributes, blocks, len(hosts))
     return Recorder(file, make_block, driver, facts, request.mode, hosts, columns, request.options.max_env_restarts > 0)
@@ -145,35 +150,3 @@ def config_of(request: Request, path: str, num_envs: int) -> RolloutConfig:
         out=path,
         **vars(request.options) | {"vectorization_mode": make.vectorization_mode},
     )
-
-
-def attributes_of(
-    config: RolloutConfig,
-    facts: EnvFacts,
-    mode: AutoresetMode,
-    others: Mapping[str, Sequence[Leaf]],
-    hosts: Sequence[str],
-) -> dict[str, object]:
-    """Return the attributes of the root group; `others` are the leaves of what is no space, by their names there."""
-    described = {"observation": describe(facts.observation_space), "action": describe(facts.action_space)}
-    described |= {name: describe_leaves(group) for name, group in others.items() if group}
-    # A generator goes on from one episode to the next, in a loop that of each env.
-    promised = Reproducibility.SLICE if facts.is_native else Reproducibility.ENV
-    return {
-        "config": config.to_json(),
-        "env_spec": facts.described_spec,
-        "spaces": json.dumps(described),
-        "seed": 0,
-        "num_envs": config.num_envs,
-        "autoreset_mode": mode.value,
-        "reproducibility": promised.value,
-        "has_episode_seeds": False,
-        "has_final_observations": True,
-        "recorded_by": "trainer",
-        "limits": LIMITS,
-        "hosts": json.dumps(list(hosts)),
-        "policy_sha256": "",
-        "mpi_library": world.library_name(),
-        "num_ranks": len(hosts),
-        "started": utc_now(),
-    }

@@ -9,8 +9,8 @@ from gymnasium.vector import AutoresetMode
 from mpi_rollout.config import ACTION_MODES
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.policy_kinds import MADE, is_maker
+from mpi_rollout.drive.actions import PolicyOnRanks
 from mpi_rollout.drive.driver import Driver
-from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.envs.env_maker import Env, EnvFunction, EnvMaker, Kwargs, name_of
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import Option, UsageError

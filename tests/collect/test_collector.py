@@ -441,7 +441,10 @@ def test_the_slowest_rank_is_that_of_each_step_or_of_the_whole_run_where_ranks_d
     for first_ready, slowest_s in ((False, 3.0 + 5.0), (True, 1.0 + 5.0)):
         division = SimpleNamespace(num_ranks=2, num_envs=2, first_ready=first_ready)
         exchanges = SimpleNamespace(
-            division=division, rank_of_slot=np.array([0, 1]), slots=[slice(0, 2)], num_stepping=2
+            division=division,
+            rank_of_slot=np.arange(2),
+            all=[SimpleNamespace(slot_columns=slice(0, 2))],
+            num_stepping=2,
         )
         tally = Tally(exchanges)
         tally.add(block, 0, 2)

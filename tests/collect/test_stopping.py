@@ -45,15 +45,15 @@ def test_a_signal_to_the_launcher_ends_the_job_and_loses_nothing_committed(job, 
 
 
 def test_who_asks_again_after_a_second_is_not_made_to_wait_for_a_long_step(job):
-    """Six envs that sleep 3 s each; what comes within the first second is the same Ctrl-C."""
-    run = job.start(None, *fails("sleep"))
+    """Six envs that sleep a minute each; what comes within the first second is the same Ctrl-C."""
+    run = job.start(None, *fails("long"))
     run.wait_until((job.folder / "run.h5.part").exists)
     start = time.monotonic()
     for _ in range(2):
         time.sleep(1.2)
         os.kill(run.pid, signal.SIGINT)
     assert run.finish().code != 0
-    assert time.monotonic() - start < 8.0
+    assert time.monotonic() - start < 50.0
 
 
 ON_TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
@@ -71,7 +71,7 @@ def press_ctrl_c(job: Job, num_ranks: int | None) -> tuple[int, str]:
     )
     while not committed(job.folder / "run.h5.part"):
         time.sleep(0.05)
-    shown, _ = terminal.communicate(b"\x03", timeout=60)
+    shown, _ = terminal.communicate(b"\x03", timeout=300)
     return terminal.returncode, shown.decode()
 
 

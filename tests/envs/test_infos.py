@@ -46,7 +46,7 @@ def test_interruptions_do_not_change_the_actions(job: Job, whole: dict[str, np.n
         for stop in STOPS
         for fail_at in (str(stop), "0")
     ]
-    codes = [result.code for result in job.series(starts, timeout=200)]
+    codes = [result.code for result in job.series(starts)]
     assert codes == [70, 0] * len(STOPS)
     for stop in STOPS:
         assert_same_bytes(datasets(job.folder / f"{stop}.h5"), whole)

@@ -140,7 +140,7 @@ def passed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     So a rank that is kept from its turn, or the root's own envs, which are stepped in `recv`, would let the job hang.
     """
     arguments = SLOW_RANK, LEAST, [*PATIENT.values()]
-    found = Job(tmp_path_factory.mktemp("slow")).train(4, "past_a_slow_rank", *arguments, timeout=30)
+    found = Job(tmp_path_factory.mktemp("slow")).train(4, "past_a_slow_rank", *arguments)
     return dict(zip(PATIENT, found, strict=True))
 
 

@@ -39,7 +39,7 @@ def has_ulfm() -> bool:
     if is_hydra():
         return False
     command = [mpiexec(), "--with-ft", "ulfm", "-n", "1", "env"]
-    done = subprocess.run(command, env=job_environment(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=job_environment(), capture_output=True, text=True, timeout=300)
     return "OMPI_MCA_mpi_ft_enable=1" in done.stdout
 
 

@@ -8,11 +8,11 @@ from native_envs import Drift, drift
 
 def asleep(env_indices: range, seed: int) -> Drift:
     if 0 not in env_indices:
-        time.sleep(60.0)
+        time.sleep(1000)
     return drift(env_indices, seed)
 
 
 def locked(env_indices: range, seed: int) -> Drift:
     if 0 not in env_indices:
-        ctypes.PyDLL(None).sleep(60)
+        ctypes.PyDLL(None).sleep(1000)
     return drift(env_indices, seed)

@@ -111,7 +111,7 @@ if envs is not None:
     envs.reset()
     sys.stderr.close()
 """
-    result = job.script(num_ranks, program, timeout=60)
+    result = job.script(num_ranks, program)
     assert result.code == 70 and "the trainer ended without closing its envs" in result.err
 
 

@@ -103,7 +103,7 @@ for use in (lambda: envs.step(np.array([0, 1, 0])), lambda: envs.call("think")):
 envs.close()
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 """
-    result = job.script(None, BEGIN + program, timeout=30)
+    result = job.script(None, BEGIN + program)
     assert (result.code, result.err) == (0, "")
     assert result.out == "interrupted\n[1.0, 1.0, 1.0]\n" * 2
 
@@ -130,7 +130,7 @@ for mpi_rollout.process.interrupts.SAME_S in (60.0, 0.0):
             envs.close()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 """
-    result = job.script(num_ranks, BEGIN + program, timeout=30)
+    result = job.script(num_ranks, BEGIN + program)
     assert (result.code, result.out) == (0, "interrupted True\n" * 2), result.err
 
 
@@ -178,7 +178,7 @@ interrupted.set()
 trainer.join()
 print(envs.step(np.zeros(2, int))[1].tolist())
 """
-    result = job.script(None, BEGIN + program, timeout=30)
+    result = job.script(None, BEGIN + program)
     assert (result.code, result.err, result.out) == (0, "", "interrupted\n[1.0, 1.0]\n")
 
 

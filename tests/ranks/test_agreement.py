@@ -11,14 +11,14 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import UsageError
 from mpi_rollout.ranks import agreement
 
-SHORT = ("--env", "CartPole-v1", "--num-envs", "4", "--progress", "none", "--start-timeout-s", "1", *OUT)
-OTHER = "from mpi4py import MPI; import time; time.sleep(20)"
+SHORT = ("--env", "CartPole-v1", "--num-envs", "4", "--progress", "none", "--start-timeout-s", "3", *OUT)
+OTHER = "from mpi4py import MPI; import time; time.sleep(1000)"
 
 
 @pytest.mark.mpi(2)
 def test_a_rank_that_never_starts_mpi_ends_the_job_in_time(job: Job, num_ranks: int):
     result = run_job([*job.command(1, *SHORT), ":", "-n", "1", "true"], job.folder)
-    message = f"rank 0 ({HOST}): another rank has not started MPI within 1 s; start this program on all 2 ranks"
+    message = f"rank 0 ({HOST}): another rank has not started MPI within 3 s; start this program on all 2 ranks"
     assert result.code == 78 and result.messages == [f"{message}, or give them more time by --start-timeout-s"]
 
 
@@ -26,11 +26,11 @@ def test_a_rank_that_never_starts_mpi_ends_the_job_in_time(job: Job, num_ranks: 
 def test_a_rank_that_runs_another_mpi_program_ends_the_job_in_time(job: Job, num_ranks: int):
     command = job.command(1, *SHORT)
     result = run_job([*command, ":", "-n", "1", command[command.index("-m") - 1], "-c", OTHER], job.folder)
-    message = f"rank 0 ({HOST}): rank 1 has not called python -m mpi_rollout run within 1 s; call it on all ranks"
+    message = f"rank 0 ({HOST}): rank 1 has not called python -m mpi_rollout run within 3 s; call it on all ranks"
     assert result.code == 78 and result.messages == [f"{message}, or give them more time by --start-timeout-s"]
 
 
-NATIVE = ("--vectorization-mode", "native", "--num-envs", "4", "--num-steps", "9", "--start-timeout-s", "4", *OUT)
+NATIVE = ("--vectorization-mode", "native", "--num-envs", "4", "--num-steps", "9", "--start-timeout-s", "5", *OUT)
 
 
 @pytest.mark.mpi(2)
@@ -38,13 +38,13 @@ def test_a_rank_whose_envs_hang_when_they_are_made_says_where(job: Job, num_rank
     result = job(num_ranks, "--env-factory", "slow_making:asleep", *NATIVE)
     place = "it is in slow_making.py, line 11, in asleep; give it more time by --start-timeout-s"
     assert result.code == 70
-    assert result.messages == [f"rank 1 ({HOST}): has not made its envs within 4 s: {place}"]
+    assert result.messages == [f"rank 1 ({HOST}): has not made its envs within 5 s: {place}"]
 
 
 @pytest.mark.mpi(2)
 def test_a_rank_that_hangs_in_c_code_while_it_makes_envs_is_named_by_another(job: Job, num_ranks: int):
     result = job(num_ranks, "--env-factory", "slow_making:locked", *NATIVE)
-    late = "rank 1 has not made its envs within 4 s; give it more time by --start-timeout-s"
+    late = "rank 1 has not made its envs within 5 s; give it more time by --start-timeout-s"
     assert result.code == 70 and result.messages == [f"rank 0 ({HOST}): {late}"]
 
 

@@ -293,7 +293,7 @@ def test_of_a_complete_run_nothing_is_left_to_do(job: Job, num_ranks):
 
 def test_a_recovered_file_is_not_taken_for_a_complete_one(job: Job, stopped: Path):
     command = [sys.executable, "-m", "mpi_rollout", "recover", "run.h5.part"]
-    subprocess.run(command, cwd=job.folder, env=job_environment(), check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=job.folder, env=job_environment(), check=True, capture_output=True, timeout=300)
     result = job(None, *RUNS["Counting"], *OUT)
     assert result.code == 64 and "was recovered" in result.messages[0]
 

@@ -15,7 +15,7 @@ def bash(code: str, config: str = "") -> str:
     """The last line of such code, after launch.sh, where `scontrol show config` prints `config`."""
     before = f"scripts={SCRIPTS}; script=test; source {SCRIPTS}/launch.sh; num_ranks=2; cpus_per_rank=1"
     program = f"{before}; scontrol() {{ echo '{config}'; }}\n{code}"
-    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 

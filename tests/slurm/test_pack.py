@@ -47,7 +47,7 @@ class Site:
     def bash(self, *arguments: str, path: str = os.environ["PATH"]) -> subprocess.CompletedProcess:
         environment = {"PATH": path, "MPI_ROLLOUT_SITE": f"{self.folder}/site.sh"}
         command = [str(shutil.which("bash")), *arguments]
-        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300)
 
     def pack(self, *arguments: str, **more: str) -> subprocess.CompletedProcess:
         return self.bash(f"{SCRIPTS}/pack.sh", *arguments, **more)

@@ -52,7 +52,7 @@ def test_one_damaged_byte_in_what_a_run_has_left_does_not_hang(job: Job, whole: 
     for result in job.series([Start(["inspect", path]), Start(["inspect", path, "--plot", "run.png"])]):
         assert (result.code, result.out) == (65, "")
         assert result.err.startswith(f"mpi_rollout: {path}: cannot read ") and result.err.count("\n") == 1
-        assert result.seconds < 20
+        assert result.seconds < 60
 
 
 def test_attributes_of_every_object_are_read(whole: dict[str, Path], tmp_path: Path):

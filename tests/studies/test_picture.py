@@ -104,6 +104,6 @@ def test_without_matplotlib_the_extra_to_install_is_named(tmp_path: Path):
     environment = job_environment()
     environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
     command = [sys.executable, "-m", "mpi_rollout", "plot", str(tmp_path / "study.json")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 64
     assert done.stderr == f"mpi_rollout: plot needs matplotlib; {pip_install('[plots]')}\n"

@@ -52,10 +52,10 @@ def test_a_job_that_fails_is_kept_with_its_error_and_the_study_goes_on(job: Job)
 
 
 def test_a_job_that_hangs_is_ended_with_all_its_processes_and_kept_as_failed(job: Job):
-    result = study(job, "--timeout-s", "2", "--repeats", "1", ZOMBIE="2")
+    result = study(job, "--timeout-s", "6", "--repeats", "1", ZOMBIE="2")
     assert result.code == 70
     errors = {each.error for each in stored(job).samples if each.point.num_ranks == 2}
-    assert errors == {"did not end within 2 s: rank 0: still going"}
+    assert errors == {"did not end within 6 s: rank 0: still going"}
     assert [each for each in stored(job).samples if each.point.num_ranks == 4 and each.error] == []
     assert processes_in(job.folder) == []
 
@@ -153,9 +153,7 @@ def test_a_study_is_not_started_under_a_launcher(job: Job):
 @pytest.mark.mpi
 def test_a_real_study_measures_what_its_jobs_print(job: Job):
     arguments = ("--env", "CartPole-v1", "--envs-per-rank", "4", "--num-steps", "1", "--ranks", "1,2", "--repeats", "1")
-    result = job(
-        None, "scaling", "weak", *arguments, "--limit-s", "0.1", "--no-trajectories", "--out", "study.json", timeout=120
-    )
+    result = job(None, "scaling", "weak", *arguments, "--limit-s", "0.1", "--no-trajectories", "--out", "study.json")
     assert result.code == 0, result.err
     file = stored(job)
     assert {each.point for each in file.samples} == {Point(ranks, (("fragment_length", "auto"),)) for ranks in (1, 2)}

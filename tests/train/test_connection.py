@@ -3,16 +3,15 @@
 import json
 import os
 import signal
-import time
 
 import pytest
-from jobs import Job, Result, are_gone, processes_in
+from jobs import Job, Result, are_gone
 
 import mpi_rollout
 
 HOST = os.uname().nodename
 POLE = "CartPole-v1"
-SOON_S = 10.0  # More than starting and failing takes, less than any other limit in time.
+SOON_S = 60.0  # More than starting and failing takes, less than what else ranks do.
 
 # How a trainer ends.
 
@@ -32,11 +31,8 @@ with mpi_rollout.connect(POLE, 4) as envs:
 
 def run(job: Job, num_ranks: int, code: str) -> Result:
     """Run a program that has `mpi_rollout`, `rank`, and actions for four CartPoles; all its processes are to go."""
-    result = job.script(num_ranks, BEGIN + code, timeout=15)
-    give_up = time.monotonic() + 5.0
-    while processes_in(job.folder) and time.monotonic() < give_up:  # MPICH's launcher leaves before them.
-        time.sleep(0.02)
-    assert result.seconds < SOON_S and are_gone(job.folder)
+    result = job.script(num_ranks, BEGIN + code)
+    assert result.seconds < SOON_S and "has not ended in" not in result.err and are_gone(job.folder)
     return result
 
 
@@ -210,7 +206,7 @@ def test_the_package_shows_what_users_need():
 
 
 @pytest.mark.mpi(3)
-@pytest.mark.parametrize(("missing", "instead"), [(0, "time.sleep(20)"), (1, "pass")], ids=["busy root", "leaving"])
+@pytest.mark.parametrize(("missing", "instead"), [(0, "time.sleep(1000)"), (1, "pass")], ids=["busy root", "leaving"])
 def test_a_rank_that_does_not_come_is_named_in_time(job: Job, num_ranks: int, missing: int, instead: str):
     come = "mpi_rollout.connect(POLE, 4, timeout_s=1).__enter__()"
     result = run(job, num_ranks, f"from mpi4py import MPI\nif rank == {missing}:\n    {instead}\nelse:\n    {come}")
@@ -221,7 +217,7 @@ def test_a_rank_that_does_not_come_is_named_in_time(job: Job, num_ranks: int, mi
 
 @pytest.mark.mpi(2)
 def test_a_rank_that_does_not_even_start_mpi_ends_the_job_in_time(job: Job, num_ranks: int):
-    result = run(job, num_ranks, "if rank: time.sleep(20)\nmpi_rollout.connect(POLE, 4, timeout_s=1).__enter__()")
+    result = run(job, num_ranks, "if rank: time.sleep(1000)\nmpi_rollout.connect(POLE, 4, timeout_s=1).__enter__()")
     assert result.code != 0
     missing = f"rank 0 ({HOST}): another rank has not started MPI within 1 s; start this program on all 2 ranks"
     assert result.messages == [f"{missing}, or give them more time by timeout_s"]

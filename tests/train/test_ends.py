@@ -102,7 +102,7 @@ with mpi_rollout.connect(POLE, 6) as envs, mpi_rollout.connect(POLE, 6) as other
         {use}
 print("on")
 """
-    result = job.script(num_ranks, BEGIN + code, timeout=20)
+    result = job.script(num_ranks, BEGIN + code)
     assert result.code == (1 if "raise" in use else 3) and result.out == ""
     assert result.num_tracebacks == result.err.count("ValueError: diverged") == ("raise" in use)
 

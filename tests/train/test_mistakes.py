@@ -100,7 +100,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     def of(kind: str) -> dict[str, Any]:
         options = [{"env_kwargs": {"max_episode_steps": 4}, **WAYS[way]} for way in JOBS[kind]]
         cases = [(kind, "Pendulum-v1", each) for each in options]
-        found = Job(tmp_path_factory.mktemp("mistakes")).train(2, "errors", cases, timeout=20)
+        found = Job(tmp_path_factory.mktemp("mistakes")).train(2, "errors", cases)
         return dict(zip(JOBS[kind], found, strict=True))
 
     return of

@@ -85,7 +85,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
             (env, NUM_ENVS, num_steps_of(env), {"env_kwargs": ENVS[env], "autoreset_mode": mode, **every_way[way]})
             for env, mode, way in keys
         ]
-        found = Job(tmp_path_factory.mktemp("modes")).train(num_ranks, "recordings", cases, timeout=240)
+        found = Job(tmp_path_factory.mktemp("modes")).train(num_ranks, "recordings", cases)
         return dict(zip(keys, found, strict=True))
 
     return of

@@ -171,7 +171,7 @@ with mpi_rollout.connect("CartPole-v1", 6, policy=Sampling) as first:
         assert (both[0]["policy_version"] == 1).all() and (both[1]["policy_version"] == 0).all()
         print("well")
 """
-    result = job.script(num_ranks, BEGIN + code, timeout=60)
+    result = job.script(num_ranks, BEGIN + code)
     assert (result.code, result.err) == (0, "")
     refusal, well = result.out.splitlines()
     assert refusal.startswith("policy absent.zip: cannot read this file: No such file") and well == "well"
@@ -183,7 +183,7 @@ def test_a_file_that_is_not_there_ends_all_ranks_in_one_line(job: Job, num_ranks
 with mpi_rollout.connect("CartPole-v1", 4, policy="absent.zip") as envs:
     print("here")
 """
-    result = job.script(num_ranks, BEGIN + code, timeout=60)
+    result = job.script(num_ranks, BEGIN + code)
     assert result.code in (1, 64, 65) and result.out == ""  # Of the rank that leaves first, or of both, bit by bit.
     assert result.err.count("UsageError: policy absent.zip: cannot read this file: No such file or directory") == 1
 
@@ -215,7 +215,7 @@ for policy in (Extras, Sized, Drawing, Fixed):
     except mpi_rollout.RolloutError as error: print(error, flush=True)
     except SystemExit: pass
 """
-    result = job.script(num_ranks, BEGIN + code, timeout=60)
+    result = job.script(num_ranks, BEGIN + code)
     first, second, third, fourth = result.out.splitlines()
     assert first.startswith("the ranks do not agree on the extras of the policy: rank 0 has ")
     assert second.startswith("make_policy gave parameters of other names, dtypes or shapes on some ranks than")
@@ -240,7 +240,7 @@ for options in ({}, {"batch_size": 1}):
             print("well")
     np.random.seed(rank)
 """
-    result = job.script(num_ranks, BEGIN + code, timeout=60)
+    result = job.script(num_ranks, BEGIN + code)
     assert (result.code, result.err, result.out) == (0, "", "well\nwell\n")
 
 
@@ -262,7 +262,7 @@ for options in ({}, {"batch_size": 1}):
             assert (envs.collect(3)["policy_version"] == 2).all()
             print("well")
 """
-    result = job.script(num_ranks, BEGIN + code, timeout=60)
+    result = job.script(num_ranks, BEGIN + code)
     assert (result.code, result.err, result.out) == (0, "", "well\nwell\n")
 
 

@@ -27,7 +27,7 @@ def refusal(**kwargs):
 def printed(program: str, is_simulated: bool = True) -> list[str]:
     environment = job_environment(NUMBA_ENABLE_CUDASIM=str(int(is_simulated)))
     command = [sys.executable, "-c", MAKE + program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

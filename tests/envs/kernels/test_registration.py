@@ -16,7 +16,7 @@ IDS = ("mpi_rollout/CartPoleNumba-v0", "mpi_rollout/CartPoleTorch-v0", "mpi_roll
 
 def output_of(program: str, **variables: str) -> str:
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=job_environment(**variables), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=job_environment(**variables), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
