@@ -22,7 +22,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install run results quick test test-oldest slurm-test lint docs clean
+.PHONY: help install run results quick test test-oldest slurm-test lint docs try-install clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -107,6 +107,9 @@ $(BIN)/.docs-installed: $(BIN)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
+try-install: install  ## build the sdist and the wheel, and try them in an environment outside of the clone
+	bash tools/try_install.sh $(BIN)/python
+
 clean:  ## remove the virtual environments and caches
-	rm -rf .venv .venv-* build docs/_build *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* build dist docs/_build *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # What users import; each is loaded when it is first asked fo
     from mpi_rollout.errors import RolloutError as RolloutError
     from mpi_rollout.errors import StorageError as StorageError
     from mpi_rollout.errors import UsageError as UsageError
+    from mpi_rollout.launched.vector_env import launch as launch
     from mpi_rollout.train.connect import connect as connect
     from mpi_rollout.train.vector_env import MPIVectorEnv as MPIVectorEnv
 
@@ -41,6 +42,7 @@ _ERRORS = (
 )
 _MODULE_OF = dict.fromkeys(_ERRORS, "mpi_rollout.errors") | {
     "connect": "mpi_rollout.train.connect",
+    "launch": "mpi_rollout.launched.vector_env",
     "MPIVectorEnv": "mpi_rollout.train.vector_env",
     "open": "mpi_rollout.data.opening",
 }

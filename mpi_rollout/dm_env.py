@@ -39,7 +39,7 @@ class MPIEnvironment(dm_env.Environment):
     Parameters
     ----------
     envs
-        What `mpi_rollout.connect` gives on the root, with its autoreset mode "next_step".
+        What `mpi_rollout.connect` gives on the root, or `mpi_rollout.launch`, with the autoreset mode "next_step".
     seed
         Seeds env i with seed + i at the first reset; None leaves the envs' generators alone.
 

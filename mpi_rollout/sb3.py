@@ -47,8 +47,8 @@ class MPIVecEnv(VecEnv):
     Parameters
     ----------
     envs
-        What `mpi_rollout.connect(..., autoreset_mode="same_step")` gives on the root.  In one process also a list of
-        callables that return one env each; they are connected here.
+        What `mpi_rollout.connect(..., autoreset_mode="same_step")` gives on the root, or `mpi_rollout.launch` with the
+        same argument.  In one process also a list of callables that return one env each; they are connected here.
     options
         For such a list: arguments of `mpi_rollout.connect`.
 

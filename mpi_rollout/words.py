@@ -76,7 +76,8 @@ _OF_CONNECT = {  # What is otherwise for `connect` than for the command line, by
     "give it to reset(seed=...)": "seed",
     "the trainer decides how many steps the envs take": "num_steps steps total_timesteps",
     "give the number of steps to collect()": "fragment_length",
-    "the launcher starts the ranks: mpirun -n 4 python trainer.py": "ranks num_ranks num_workers num_processes",
+    "ranks are started by mpirun -n 4 python trainer.py, or by mpi_rollout.launch(..., num_ranks=4)": "ranks num_ranks "
+    "num_workers num_processes",
 }
 
 

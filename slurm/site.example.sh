@@ -14,7 +14,9 @@
 # --- where the program is
 # source /etc/profile                     # where batch jobs do not know `module`
 # module purge; module load python openmpi
-# source "$HOME/mpi_rollout/.venv/bin/activate"
+# source "$HOME/mpi_rollout/.venv-system/bin/activate"  # which `make install MPI=system` has made
+#     or of conda:
+# source "$HOME/miniforge3/etc/profile.d/conda.sh"; conda activate mpi_rollout
 
 # --- or in a container: one file instead of thousands, which ranks by the hundreds would all read.  `python` is then a
 #     script in a folder that all nodes see; the MPI inside must be of the kind that the launcher starts.

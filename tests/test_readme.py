@@ -23,6 +23,7 @@ BLOCK = re.compile(
 COMMANDS = ("mpirun", "python", "pip", "make", "git", "sbatch", "slurm/", "apt-get", "cp", "export")
 REASONS = (
     "SLURM",
+    "a cluster",
     "brings another torch",
     "brings packages, root",
     "FILE stands for yours",
@@ -157,8 +158,9 @@ def test_what_is_not_run_is_little_and_has_a_reason():
     others = [block.mark for block in ALL if block.mark and not block.mark.startswith("not run: ")]
     assert [mark for mark in others if not mark.startswith(("in the test also: --", "needs: "))] == []
     assert set(left_out) == set(REASONS)
-    # `make slurm-test` has those of SLURM; to install is shown where to begin, and where to contribute.
-    assert sum(reason != "SLURM" for reason in left_out) == len(REASONS)
+    # `make slurm-test` has those of SLURM, and tests/test_deploy.py tries what it can of other clusters; to install is
+    # shown where to begin, and where to contribute.
+    assert sum(reason not in ("SLURM", "a cluster") for reason in left_out) == len(REASONS) - 1
 
 
 def test_no_block_is_there_twice():

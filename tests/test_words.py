@@ -106,7 +106,10 @@ def test_the_tables_name_options_that_are_there_and_mend_none_of_run():
         ("record_compression", "; did you mean compression?"),
         ("out", "; did you mean record?"),
         ("seed", "; give it to reset(seed=...)"),
-        ("num_ranks", "; the launcher starts the ranks: mpirun -n 4 python trainer.py"),
+        (
+            "num_ranks",
+            "; ranks are started by mpirun -n 4 python trainer.py, or by mpi_rollout.launch(..., num_ranks=4)",
+        ),
         ("measure_limit", "; it is an option of runs on the command line"),
         ("verbose", ""),
     ],

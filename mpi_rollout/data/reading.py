@@ -25,7 +25,7 @@ SPAN_NBYTES = 2**24
 
 @dataclass(frozen=True)
 class StepSpan:
-    """The steps `start` to `stop` - 1 of all envs, or of those from `first_env` on.
+    """The steps `start` to `stop` - 1 of the envs from `first_env` on.
 
     Attributes
     ----------
@@ -39,20 +39,17 @@ class StepSpan:
     arrays: dict[str, np.ndarray]
 
 
-def spans_of(
-    source: StoredRun, groups: Collection[str], start: int = 0, stop: int | None = None, envs: slice | None = None
-) -> Iterator[StepSpan]:
+def spans_of(source: StoredRun, groups: Collection[str], start: int, stop: int, envs: slice) -> Iterator[StepSpan]:
     """Yield the spans of a file that hold steps `start` to `stop` - 1 of some envs.
 
     They begin where chunks of all columns do, and take SPAN_NBYTES if chunks are no larger.
     """
-    envs = slice(0, source.config.num_envs) if envs is None else envs
     names = [name for name in source.leaves if name.partition("/")[0] in groups]
     of_steps, ahead = ([name for name in names if has_last_row(name) == is_ahead] for is_ahead in (False, True))
     rows = math.lcm(*(source.chunks[name][0] for name in names)) if names else 1024
     row_nbytes = sum(source.leaves[name].nbytes for name in names) * (envs.stop - envs.start)
     rows *= max(SPAN_NBYTES // max(rows * row_nbytes, 1), 1)
-    last = source.num_steps if stop is None else min(stop, source.num_steps)
+    last = min(stop, source.num_steps)
     first = start - start % rows
     if first >= last:
         return

@@ -14,7 +14,7 @@ from mpi_rollout.core.columns import FURTHER, TABLE, Rows, column_of
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.data.columns import Column, group_tree
 from mpi_rollout.data.episodes import Episode
-from mpi_rollout.data.reading import EpisodeRows, Reading, StepSpan, as_table, check_groups, chosen, ordered, spans_of
+from mpi_rollout.data.reading import EpisodeRows, Reading, as_table, check_groups, chosen, ordered
 from mpi_rollout.data.transitions import Batch, FileTransitions, Transitions
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.schema import EPISODE
@@ -244,15 +244,6 @@ class RunData:
     def _has_gaps(self) -> bool:
         """Whether the row after an end is the next episode's, so that the last observation is elsewhere."""
         return self.final_observations is not None or self.autoreset_mode != AutoresetMode.NEXT_STEP
-
-    def passing(
-        self, columns: Iterable[str] | None = None, start: int = 0, stop: int | None = None
-    ) -> Iterator[StepSpan]:
-        """Iterate over the columns in order of steps, some whole chunks at a time; each chunk is read once.
-
-        `columns` are those of `iter_episodes`.  Spans hold the steps `start` to `stop` - 1, and begin where chunks do.
-        """
-        return spans_of(self._source, check_groups(columns), start, stop)
 
     def __repr__(self) -> str:
         env = self.env_id or self.config.env_factory

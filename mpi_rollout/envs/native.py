@@ -12,7 +12,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.core.seeding import Reproducibility, seeds_of_episodes
-from mpi_rollout.core.spaces import Tree, leaves, set_spaces, tree_of
+from mpi_rollout.core.spaces import Tree, set_spaces
 from mpi_rollout.envs.inputs import OptionsOfOne, Reset, Seeds, Step, Values
 from mpi_rollout.envs.rollout import Rollout
 from mpi_rollout.errors import UsageError
@@ -154,34 +154,20 @@ class PoolVectorEnv(VectorEnv):
     """What `envpool.make_gymnasium` returned, as a Gymnasium vector env.
 
     Seen with EnvPool 1.2.5: its seeds are fixed when a pool is made, and each env of a list of seeds gives the same
-    bytes in any pool.  Its spaces are those of a single env.  Some observations have another dtype than their space.
-    It aborts the process for a wrong number of actions, and takes actions outside of their space; the root checks them
-    before.
+    bytes in any pool.  Its spaces are those of a single env; observations of a Discrete space are int32.  It aborts the
+    process for a wrong number of actions, and takes actions outside of their space; the root checks them before.
     """
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self.metadata, self.spec, self.render_mode = pool.metadata, None, None
         set_spaces(self, pool.num_envs, pool.observation_space, pool.action_space)
-        self._leaves = leaves(self.single_observation_space)
-        self._is_to_cast = True
+        self.step = pool.step  # type: ignore[method-assign]  # Called in each step, without a detour.
 
     def reset(self, *, seed: object = None, options: OptionsOfOne = None) -> Reset:
         """Begin episodes; the seeds are those of the pool."""
-        observations, infos = self._pool.reset()
-        self._is_to_cast = any(leaf.of(observations).dtype != leaf.dtype for leaf in self._leaves)
-        return self._cast(observations), infos
-
-    def step(self, actions: Tree) -> Step:
-        observations, *results, infos = self._pool.step(actions)
-        return self._cast(observations), *results, infos
-
-    def _cast(self, observations: Tree) -> Tree:
-        """Give observations the dtypes of their spaces."""
-        if not self._is_to_cast:
-            return observations
-        arrays = [np.asarray(leaf.of(observations)).astype(leaf.dtype, copy=False) for leaf in self._leaves]
-        return tree_of(self.single_observation_space, arrays)
+        outcome: Reset = self._pool.reset()
+        return outcome
 
     def close(self, **_kwargs: object) -> None:
         self._pool.close()

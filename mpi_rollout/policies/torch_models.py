@@ -7,10 +7,9 @@ arrays.  It returns a tensor, or a tuple of tensors; `networks` says what they m
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,8 +19,6 @@ from mpi_rollout.errors import ActionError
 from mpi_rollout.policies.model import Model, PolicySource
 from mpi_rollout.policies.networks import Head, Inputs, model_of
 
-Argument: TypeAlias = torch.Tensor | dict[str, torch.Tensor]  # By path, where there are several.
-
 
 def load(source: PolicySource, observation_space: Space, action_space: Space) -> Model:
     """Load a network."""
@@ -29,15 +26,25 @@ def load(source: PolicySource, observation_space: Space, action_space: Space) ->
     assert source.is_trusted, "sources.read_source refuses it: it is code"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated: who has such a file cannot act on that here.
-        if source.kind == "torchscript":
-            script = torch.jit.load(io.BytesIO(source.content), map_location="cpu").eval()
-            network = Script(script)
-            return model_of(partial(_call, network), _inputs(script, observation_space), head, network)
-        program = _exported(source.content)
-    return model_of(partial(_call, program), _inputs(program, observation_space), head, program)
+        network = _script(source.content) if source.kind == "torchscript" else _exported(source.content)
+    return model_of(partial(_call, network), _inputs(network, observation_space), head, network)
 
 
-def _call(network: Callable[[Argument], Any], arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+def _script(content: bytes) -> torch.nn.Module:
+    return torch.jit.load(io.BytesIO(content), map_location="cpu").eval()
+
+
+def _exported(content: bytes) -> torch.nn.Module:
+    """Load an exported program."""
+    logger = logging.getLogger("torch.export")
+    was_disabled, logger.disabled = logger.disabled, True  # What it says of a damaged file is in the error too.
+    try:
+        return torch.export.load(io.BytesIO(content)).module()
+    finally:
+        logger.disabled = was_disabled
+
+
+def _call(network: torch.nn.Module, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
     tensors = {path: torch.from_numpy(array) for path, array in arrays.items()}
     # Unoptimized: else TorchScript compiles another graph after two calls, which may round otherwise.
     with calling(), torch.jit.optimized_execution(False):
@@ -64,35 +71,6 @@ def calling() -> Iterator[None]:
     finally:
         if num_threads != 1:
             torch.set_num_threads(num_threads)
-
-
-class Script:
-    """TorchScript, with its parameters as constants until it gets others: a small network's call takes a fifth less."""
-
-    def __init__(self, module: torch.jit.ScriptModule):
-        self._module = self._call = module
-        with suppress(RuntimeError):  # Not all code can be frozen.
-            self._call = torch.jit.freeze(module, optimize_numerics=False)  # Optimized, it would round otherwise.
-
-    def __call__(self, argument: Argument) -> object:
-        return self._call(argument)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return dict(self._module.state_dict())
-
-    def load_state_dict(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self._module.load_state_dict(weights)
-        self._call = self._module
-
-
-def _exported(content: bytes) -> torch.nn.Module:
-    """Load an exported program."""
-    logger = logging.getLogger("torch.export")
-    was_disabled, logger.disabled = logger.disabled, True  # What it says of a damaged file is in the error too.
-    try:
-        return torch.export.load(io.BytesIO(content)).module()
-    finally:
-        logger.disabled = was_disabled
 
 
 def _inputs(module: torch.nn.Module, observation_space: Space) -> Inputs:

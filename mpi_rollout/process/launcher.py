@@ -11,7 +11,10 @@ started, and that process kills itself with SIGKILL if the rank leaves before th
 
 import ctypes
 import os
+import shutil
 import signal
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,6 +26,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # First letters of programs that start ranks on their host: of Open MPI, of MPICH and its relatives, of SLURM, of PALS.
 LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra", "slurmstepd", "palsd")
 LOOK_EVERY_S = 0.5
+MOST_KEPT = 2000  # Characters of a failed job's stderr that are kept.
 OVER, LAST = b".", b"1"
 _pipes: list[int] = []  # They lead to the process that stands in for this one.
 
@@ -121,3 +125,24 @@ def _wait_for(pid: int, launcher: int) -> int:
             os.kill(pid, signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
         signal.sigtimedwait([signal.SIGCHLD], LOOK_EVERY_S)
+
+
+def find_launcher(given: str = "") -> str:
+    """Return the launcher that was given, else the mpirun beside this interpreter, else the system's; "" for none."""
+    beside = Path(sys.executable).parent / "mpirun"
+    return given.strip() or (str(beside) if beside.exists() else shutil.which("mpirun") or "")
+
+
+def last_words(printed: str, noise: Sequence[str] = ()) -> str:
+    """Return the last words of a job: its own messages, or else the launcher's, after the error that a traceback names.
+
+    Reports show only the first line.  So lines that only draw frames are left out, and those with a text of `noise`.
+    """
+    lines = [line for line in printed.replace("\0", "").strip().splitlines() if line.strip(" \t-=*")]
+    lines = [line for line in lines if not any(words in line for words in noise)]
+    if own := [line.removeprefix("mpi_rollout: ") for line in lines if line.startswith("mpi_rollout: ")]:
+        return ": " + "\n".join(own)[-MOST_KEPT:]
+    starts = [place for place, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    below = lines[starts[-1] + 1 :] if starts else []
+    error = [f"{line}\n" for line in below if not line.startswith((" ", "\t"))][:1]
+    return ": " + "".join(error) + "\n".join(lines)[-MOST_KEPT:] if lines else ""

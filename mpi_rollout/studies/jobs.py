@@ -26,6 +26,7 @@ from mpi_rollout.errors import Interrupted, LaunchError, SignalInterrupt, Storag
 from mpi_rollout.exchange.waiting import CROWDED
 from mpi_rollout.exchange.world import claimed_size
 from mpi_rollout.options import unused
+from mpi_rollout.process.launcher import find_launcher, last_words
 from mpi_rollout.shared_options import check_value, option
 from mpi_rollout.text import pip_install
 
@@ -36,7 +37,6 @@ Kind = TypeVar("Kind")
 ENDING_S = 5.0
 # Of what launchers print besides the reason of a failure: that srun cannot bind ranks, and goes on.
 NOISE = "cluster configuration lacks support for cpu binding", CROWDED
-MOST_KEPT = 2000  # Characters of a failed job's stderr that are kept.
 
 
 @dataclass(frozen=True)
@@ -111,12 +111,6 @@ def arguments_of(config: RolloutConfig) -> list[str]:
             text = json.dumps(value) if isinstance(value, dict | list) else str(value)
             arguments.append(f"{flag(field.name)}={text}")  # One word: values may begin with a dash.
     return arguments
-
-
-def find_launcher(given: str = "") -> str:
-    """Return the launcher that was given, else the mpirun beside this interpreter, else the system's; "" for none."""
-    beside = Path(sys.executable).parent / "mpirun"
-    return given.strip() or (str(beside) if beside.exists() else shutil.which("mpirun") or "")
 
 
 def usable_launcher(given: str) -> str:
@@ -245,15 +239,5 @@ def _summary(code: int, printed: str, errors: str) -> Summary:
 
 
 def tail(printed: str) -> str:
-    """Return the last words of a job: its own messages, or else the launcher's, after the error that a traceback names.
-
-    Reports show only the first line.  So lines that only draw frames are left out.
-    """
-    lines = [line for line in printed.replace("\0", "").strip().splitlines() if line.strip(" \t-=*")]
-    lines = [line for line in lines if not any(words in line for words in NOISE)]
-    if own := [line.removeprefix("mpi_rollout: ") for line in lines if line.startswith("mpi_rollout: ")]:
-        return ": " + "\n".join(own)[-MOST_KEPT:]
-    starts = [place for place, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
-    below = lines[starts[-1] + 1 :] if starts else []
-    error = [f"{line}\n" for line in below if not line.startswith((" ", "\t"))][:1]
-    return ": " + "".join(error) + "\n".join(lines)[-MOST_KEPT:] if lines else ""
+    """Return the last words of a job, without what launchers print besides."""
+    return last_words(printed, NOISE)

@@ -6,16 +6,13 @@ served by the same ranks.  In one process `envs = connect(...)` is enough.
 """
 
 import os
-from collections.abc import Mapping
 from dataclasses import fields
-from inspect import cleandoc, signature
+from inspect import cleandoc
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
-import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.config import RolloutConfig
 from mpi_rollout.envs.env_maker import Env, EnvFunction, Kwargs
 from mpi_rollout.errors import RolloutError
 from mpi_rollout.exchange import world
@@ -25,12 +22,9 @@ from mpi_rollout.shared_options import SharedOptions
 from mpi_rollout.train.connection import Connection
 from mpi_rollout.train.request import PolicyArgument, Request
 from mpi_rollout.train.vector_env import MPIVectorEnv
-from mpi_rollout.words import argument_words
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-Number = TypeVar("Number")
 
 
 class Options(TypedDict, total=False):
@@ -119,22 +113,18 @@ def connect(
         Other ranks leave with its exit code.  With several ranks it is raised on entering the `with` statement.  What
         user code raised is its `__cause__`, on other ranks as a copy, and `except` clauses for that class catch it.
     """
-    for name in options.keys() - {field.name for field in fields(SharedOptions)}:
-        own = [*signature(connect).parameters, *Options.__annotations__]
-        words = argument_words(name, own, [option.name for option in fields(RolloutConfig)])
-        raise TypeError(f"connect() got an unexpected keyword argument {name!r}{words}")
-    request = Request(
-        env=env,
-        num_envs=_plain(num_envs),
-        env_kwargs={} if env_kwargs is None else env_kwargs,
-        autoreset_mode=autoreset_mode,
-        infos=infos,
-        actions=actions,
-        copy=copy,
-        policy=policy,
-        record=record if record is None else os.fspath(record),
-        options=_shared(options),
-    )
+    arguments = {
+        "env": env,
+        "num_envs": num_envs,
+        "env_kwargs": env_kwargs,
+        "autoreset_mode": autoreset_mode,
+        "infos": infos,
+        "actions": actions,
+        "copy": copy,
+        "policy": policy,
+        "record": record,
+    }
+    request = Request.read(connect, arguments | options)
     try:
         return _connect(request, comm, timeout_s)
     except RolloutError as error:
@@ -170,12 +160,3 @@ def _is_alone(comm: "MPI.Intracomm | None", timeout_s: float) -> bool:
         return False
     world.start_mpi_on_all_ranks(timeout_s)
     return world.comm_world().size == 1
-
-
-def _shared(options: Mapping[str, Any]) -> SharedOptions:
-    return SharedOptions(**{name: _plain(value) for name, value in options.items()})
-
-
-def _plain(value: Number) -> Number:
-    """Return NumPy's integers as Python's, so that they are the same in what ranks compare."""
-    return int(value) if isinstance(value, np.integer) else value  # type: ignore[return-value]  # It is as wide.

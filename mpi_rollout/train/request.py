@@ -1,12 +1,16 @@
 """The arguments of `connect`, as ranks compare them, and what follows from them."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from inspect import signature
+from typing import Any, TypeVar
 
+import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.config import ACTION_MODES
+from mpi_rollout.config import ACTION_MODES, RolloutConfig
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.policy_kinds import MADE, is_maker
 from mpi_rollout.drive.actions import PolicyOnRanks
@@ -19,24 +23,43 @@ from mpi_rollout.policies.model import PolicySource, make_model
 from mpi_rollout.policies.sources import check_file_options, read_source
 from mpi_rollout.ranks.set_up import Plan, check_batch_size
 from mpi_rollout.shared_options import POLICY_BLOCK, SharedOptions, vectorization_of
+from mpi_rollout.words import argument_words
 
 PolicyArgument = str | Callable[[], object] | None  # None is no policy.
+Number = TypeVar("Number")
 
 
 @dataclass(frozen=True)
 class Request:
     """The arguments of `connect` that must be the same on all ranks."""
 
-    env: Env | list[EnvFunction] | tuple[EnvFunction, ...] | None
-    num_envs: int | None
-    env_kwargs: Kwargs | list[Kwargs] | tuple[Kwargs, ...]
-    autoreset_mode: str | AutoresetMode
-    infos: Infos
-    actions: str
-    copy: bool
-    policy: PolicyArgument
-    record: str | None
-    options: SharedOptions
+    env: Env | list[EnvFunction] | tuple[EnvFunction, ...] | None = None
+    num_envs: int | None = None
+    env_kwargs: Kwargs | list[Kwargs] | tuple[Kwargs, ...] = field(default_factory=dict)
+    autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP
+    infos: Infos = "all"
+    actions: str = "pass"
+    copy: bool = True
+    policy: PolicyArgument = None
+    record: str | None = None
+    options: SharedOptions = field(default_factory=SharedOptions)
+
+    @classmethod
+    def read(cls, function: Callable[..., object], arguments: Mapping[str, Any]) -> "Request":
+        """Read the arguments with which a user called a function; TypeError names one that there is not."""
+        own, shared = ({each.name for each in fields(kind)} for kind in (cls, SharedOptions))
+        own.remove("options")
+        for name in arguments.keys() - own - shared:
+            known = [*own, *shared, *signature(function).parameters]
+            words = argument_words(name, known, [option.name for option in fields(RolloutConfig)])
+            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{words}")
+        given = {name: _plain(value) for name, value in arguments.items()}
+        if given.get("record") is not None:
+            given["record"] = os.fspath(given["record"])
+        if given.get("env_kwargs", {}) is None:
+            given["env_kwargs"] = {}
+        options = SharedOptions(**{name: given.pop(name) for name in shared & given.keys()})
+        return cls(**given, options=options)
 
     def plan(self, num_ranks: int) -> Plan:
         """Make a plan for some ranks.
@@ -111,3 +134,8 @@ class Request:
         arguments["policy"] = name_of(self.policy) if callable(self.policy) else self.policy
         del arguments["options"]
         return {f"the argument {name} of connect": repr(value) for name, value in arguments.items()}
+
+
+def _plain(value: Number) -> Number:
+    """Return NumPy's integers as Python's, so that they are the same in what ranks compare."""
+    return int(value) if isinstance(value, np.integer) else value  # type: ignore[return-value]  # It is as wide.

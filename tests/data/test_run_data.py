@@ -16,6 +16,7 @@ import mpi_rollout
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.data import reading
 from mpi_rollout.errors import DataError
+from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.values import space_of
 
 
@@ -61,7 +62,7 @@ def test_rows_beyond_the_last_commit_are_not_given(tmp_path: Path) -> None:
 def test_parts_of_a_pass_are_the_columns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "SPAN_NBYTES", 1)
     data = mpi_rollout.open(path)
-    parts = list(data.passing(["observations", "rewards"], start=9))
+    parts = list(reading.spans_of(StoredRun(str(path)), ["observations", "rewards"], 9, NUM_STEPS, slice(0, 3)))
     assert parts[0].start == 8 and parts[-1].stop == NUM_STEPS
     for part in parts:
         assert np.array_equal(part.arrays["rewards"], data.rewards[part.start : part.stop])

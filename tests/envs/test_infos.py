@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from jobs import Job, Start, assert_same_bytes, datasets
+from jobs import Job, Start, assert_same_bytes, datasets, files_in_ways
 from masked_envs import Masked
 
 from mpi_rollout.envs.infos import MaskColumn, mask_bits
@@ -36,8 +36,9 @@ def test_a_run_gives_its_envs_only_actions_that_they_allow(whole: dict[str, np.n
 @pytest.mark.any_mpi
 @pytest.mark.mpi(3)
 def test_ranks_and_modes_do_not_change_the_actions(job: Job, whole: dict[str, np.ndarray], num_ranks: int):
-    for number, mode in enumerate(((), ("--batch-size", "1"), ("--num-groups", "2", "--root-envs", "0"))):
-        assert_same_bytes(datasets(job.collect(num_ranks, *RUN, *mode, out=f"{number}.h5")), whole)
+    modes = (), ("--batch-size", "1"), ("--num-groups", "2", "--root-envs", "0")
+    for path in files_in_ways(job, num_ranks, {"masked": RUN}, lambda *_: modes)["masked"]:
+        assert_same_bytes(datasets(path), whole)
 
 
 def test_interruptions_do_not_change_the_actions(job: Job, whole: dict[str, np.ndarray]):

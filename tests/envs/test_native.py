@@ -239,19 +239,6 @@ def test_several_players_are_refused():
         EnvMaker("TicTacToe-v1", vectorization_mode="envpool").native(range(2))
 
 
-@pytest.mark.parametrize("task", ["FrozenLake-v1", "MiniGrid-Empty-5x5-v0", "Acrobot-v1", "Ant-v5"])
-def test_observations_of_envpool_have_the_dtypes_of_their_spaces(task: str):
-    pytest.importorskip("envpool")
-    envs = EnvMaker(task, vectorization_mode="envpool", num_threads=1).native(range(2))
-    observations, _ = envs.reset(seed=0)
-    actions = np.stack([envs.single_action_space.sample()] * 2)
-    for given in (observations, envs.step(actions)[0]):
-        single = envs.single_observation_space
-        first = {name: array[0] for name, array in given.items()} if isinstance(given, dict) else given[0]
-        assert single.contains(first) or np.asarray(first).dtype == single.dtype
-    envs.close()
-
-
 def test_jax_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch):
     for name in ("jax", "mpi_rollout.envs.jax_slices.backend"):
         monkeypatch.setitem(sys.modules, name, None)

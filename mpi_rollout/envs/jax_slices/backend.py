@@ -225,7 +225,7 @@ class JAXBackend:
 
     def _bring(self, rows: slice, outcome: Outcome, wanted: dict[str, Tree]) -> None:
         """Wait for the outcome of a chunk, and copy it into these rows of the columns."""
-        host = jax.device_get({name: getattr(outcome, name) for name in wanted})
+        host = jax.device_get({name: tree for name, tree in outcome._asdict().items() if name in wanted})
         for name, tree in wanted.items():
             for leaf in self._leaves if name == "observations" else [None]:
                 column, array = (tree, host[name]) if leaf is None else (leaf.of(tree), leaf.of(host[name]))

@@ -38,8 +38,7 @@ _philox, _start_value = _compiled(cartpole.philox), _compiled(cartpole.start_val
 UINT8, INT64 = np.dtype(np.uint8), np.dtype(np.int64)
 KINDS = (np.int64, np.uint8, np.float32, np.float64, np.uint8, np.uint8)
 ACTIONS, ACTIONS_8, OBSERVATIONS, REWARDS, TERMINATIONS, TRUNCATIONS = range(len(KINDS))
-NOBODY_READS = -1  # The pitch of rows that do not exist.
-NONE = [np.zeros(0, kind) for kind in KINDS]
+NONE = [np.zeros(0, kind) for kind in KINDS]  # What is not given, or nobody reads.
 # Places in `settings`, where the key has two.
 FIRST_ENV, MAX_EPISODE_STEPS, IS_SUTTON_BARTO, KEY = range(4)
 _FLAT = [
@@ -148,16 +147,16 @@ def _kernel(fingerprint: int) -> Callable[..., None]:
                 terminated = _row(terminations, pitches[TERMINATIONS], row, start, stop)
                 truncated = _row(truncations, pitches[TRUNCATIONS], row, start, stop)
                 places = _places_of(ended, all_places)
-                if pitches[ACTIONS] != NOBODY_READS:
+                if len(actions):
                     _convert(converted, _row(actions, pitches[ACTIONS], row, start, stop))
                 else:
                     _convert(converted, _row(actions_8, pitches[ACTIONS_8], row, start, stop))
                 _move(states, converted)
                 _end(states, steps, max_episode_steps, terminated, truncated)
                 _begin(places, states, steps, episodes, first_env + start, key_0, key_1, terminated, truncated)
-                if pitches[OBSERVATIONS] != NOBODY_READS:
+                if len(observations):
                     _observe(_row(observations, pitches[OBSERVATIONS], row, 4 * start, 4 * stop), states)
-                if pitches[REWARDS] != NOBODY_READS:
+                if len(rewards):
                     _reward(_row(rewards, pitches[REWARDS], row, start, stop), ended, terminated, is_sutton_barto)
                 for env in range(len(ended)):
                     ended[env] = terminated[env] | truncated[env]
@@ -230,14 +229,14 @@ class NumbaDevice:
         if not has_rows(actions) or (is_wide and actions.dtype != INT64):
             actions = np.ascontiguousarray(actions, INT64 if is_wide else UINT8)
         flat, pitch = _rows_of(actions)
-        pitches[ACTIONS], pitches[ACTIONS_8] = (pitch, NOBODY_READS) if is_wide else (NOBODY_READS, pitch)
+        pitches[ACTIONS] = pitches[ACTIONS_8] = pitch
         both = (flat, NONE[ACTIONS_8]) if is_wide else (NONE[ACTIONS], flat)
         self._kernel(*self._states, len(actions), *both, *outputs, pitches)
 
     def _layout(self, columns: RolloutColumns) -> tuple[list[np.ndarray], np.ndarray]:
         """Return the flat arrays of outputs; the pitches of actions and of these."""
         arrays = columns.observations, columns.rewards, columns.terminations, columns.truncations
-        unread = *((flat, NOBODY_READS) for flat in NONE[OBSERVATIONS:TERMINATIONS]), *self._unread
+        unread = *((flat, 0) for flat in NONE[OBSERVATIONS:TERMINATIONS]), *self._unread
         rows = [none if array is None else _rows_of(array) for array, none in zip(arrays, unread, strict=True)]
         return [flat for flat, _ in rows], np.array([0, 0, *(pitch for _, pitch in rows)])
 

@@ -114,7 +114,8 @@ class CUDADevice:
     def rollout(self, actions: np.ndarray, columns: RolloutColumns) -> None:
         if not len(actions):
             return
-        names = [name for name in OUTPUTS if getattr(columns, name) is not None]
+        wanted = columns.wanted()
+        names = list(wanted)
         with self._chosen():
             if (len(actions), names) != (self._num_rows, self._names):
                 self._reserve(len(actions), names)
@@ -125,8 +126,8 @@ class CUDADevice:
             for name in names:
                 self._outputs[name].copy_to_host(self._hosts[name], stream=self._stream)
             self._stream.synchronize()
-        for name, host in self._hosts.items():
-            np.copyto(getattr(columns, name)[: len(host)], host, casting="unsafe")
+        for name, array in wanted.items():
+            np.copyto(array[: len(actions)], self._hosts[name], casting="unsafe")
 
     def _launch(self, num_rows: int, num_blocks: int) -> None:
         launch = rollout[num_blocks, self._threads, self._stream]

@@ -37,8 +37,9 @@ def test_shellcheck_finds_nothing():
     if shutil.which("shellcheck") is None:
         pytest.skip("there is no shellcheck; apt-get install shellcheck")
     files = [*SCRIPTS.glob("*.sh"), *SCRIPTS.glob("*.sbatch")]
+    files += [*CLONE.glob("deploy/collect.*"), CLONE / "tools/try_install.sh"]
     files = [path for path in files if path.name != "site.sh"]  # Who uses the scripts here has one.
-    done = subprocess.run(["shellcheck", "-x", *files], cwd=CLONE, capture_output=True, text=True)
+    done = subprocess.run(["shellcheck", "-x", "-e", "SC1091", *files], cwd=CLONE, capture_output=True, text=True)
     assert files and done.returncode == 0, done.stdout
 
 

