@@ -237,8 +237,11 @@ class LaunchedVectorEnv(MPIVectorEnv):
             self._channel.close()
             self._interrupts.close()
 
+    def __del__(self) -> None:
+        self.close()
+
 
 def _close(envs: "ref[LaunchedVectorEnv]") -> None:
-    """Close envs at the program's end, if they are still there and open."""
+    """Close envs at the program's end, if they are still there."""
     if (left := envs()) is not None:
         left.close()
