@@ -207,7 +207,7 @@ class SlotInfos:
 
     def __init__(self, comm: "MPI.Intracomm", partition: Partition, first_rank: int):
         self._comm, self._partition, self._first_rank = comm, partition, first_rank
-        self._is_root = comm.rank == ROOT
+        self._is_root, self._has_others = comm.rank == ROOT, partition.num_ranks > 1 or first_rank != ROOT
         self._own: list[RowInfos] = []
         self._sending: MPI.Request | None = None
         self.has_message = np.zeros(0, np.int64)
@@ -234,6 +234,8 @@ class SlotInfos:
 
     def take(self) -> list[tuple[int, slice, InfoDict]]:
         """Receive the infos that follow the slots; return row, envs of the partition and infos, where there are any."""
+        if not (self._own or self._has_others):  # The usual case in one process.
+            return []
         taken = []
         for rank, infos in self._receive():
             envs, first = self._partition.envs_of(rank), self._partition.first_env
