@@ -181,8 +181,8 @@ class LaunchedVectorEnv(MPIVectorEnv):
         """Have rank 0 call a method; return what it returns, or raise what it raises."""
         if self._lost is not None:
             raise self._lost.with_traceback(None)
-        if self.closed:
-            raise ClosedEnvironmentError("these envs are closed: the job has ended; launch again for more")
+        if self.closed or os.getpid() != self._pid:
+            raise ClosedEnvironmentError("these envs are closed, or belong to another process; launch again for more")
         try:
             with self._interrupts:
                 if self._is_open:  # Its call was given up.
@@ -237,8 +237,11 @@ class LaunchedVectorEnv(MPIVectorEnv):
             self._channel.close()
             self._interrupts.close()
 
+    def __del__(self) -> None:
+        self.close()
+
 
 def _close(envs: "ref[LaunchedVectorEnv]") -> None:
-    """Close envs at the program's end, if they are still there and open."""
+    """Close envs at the program's end, if they are still there."""
     if (left := envs()) is not None:
         left.close()

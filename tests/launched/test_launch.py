@@ -20,6 +20,7 @@ from oracle import differences, facts_of, record, resets_of
 
 import mpi_rollout
 from mpi_rollout.errors import ActionError, LaunchError, RankError, RankLost, RolloutError, UsageError
+from mpi_rollout.launched.vector_env import LaunchedVectorEnv
 from mpi_rollout.process.launcher import find_launcher
 
 NOT_HERE = Path(__file__).parents[1] / "helpers" / "launcher_elsewhere.py"
@@ -40,6 +41,11 @@ def launching(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, t
 
 def launch(env: Any, num_envs: int, num_ranks: int, **options: Any) -> mpi_rollout.MPIVectorEnv:
     return mpi_rollout.launch(env, num_envs, num_ranks=num_ranks, **options)
+
+
+def test_it_has_all_methods_of_the_envs_of_connect():
+    public = {name for name, value in vars(mpi_rollout.MPIVectorEnv).items() if name[0] != "_" and callable(value)}
+    assert public - {"use_policy"} <= vars(LaunchedVectorEnv).keys()
 
 
 @pytest.mark.mpi(1, 2, 3)
@@ -89,9 +95,10 @@ def test_between_hosts_it_gives_the_same(num_ranks: int):
     launcher = [sys.executable, str(NOT_HERE), find_launcher()]
     with launch(Nested, 5, num_ranks, launcher=launcher) as envs:
         assert differences(record(envs, 30), record(SyncVectorEnv([Nested] * 5), 30)) == []
-    with launch("CartPole-v1", 5, num_ranks, launcher=launcher) as envs:
-        make = partial(gymnasium.make, "CartPole-v1")
-        assert differences(record(envs, 30), record(SyncVectorEnv([make] * 5), 30)) == []
+    envs = launch("CartPole-v1", 5, num_ranks, launcher=launcher)
+    make = partial(gymnasium.make, "CartPole-v1")
+    assert differences(record(envs, 30), record(SyncVectorEnv([make] * 5), 30)) == []
+    del envs  # Which ends the job: none is left after a test.
 
 
 @pytest.mark.mpi(2)
@@ -213,7 +220,11 @@ if __name__ == "__main__":
     Path("ready").touch()
     if how == "forking":
         if os.fork() == 0:
-            sys.exit(0)
+            try:
+                envs.reset()
+            except Exception as error:
+                assert "belong to another process" in str(error)
+                sys.exit(0)
         os.wait()
         envs.step(envs.action_space.sample())
     elif how == "stepping":
