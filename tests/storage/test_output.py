@@ -19,8 +19,9 @@ from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageEr
 from mpi_rollout.policies.sources import sha256_of
 from mpi_rollout.storage import output
 from mpi_rollout.storage import status as status_file
-from mpi_rollout.storage.output import DEFAULT_FOLDER, check_folder, check_same_run, warning_of
+from mpi_rollout.storage.output import DEFAULT_FOLDER, check_folder, warning_of
 from mpi_rollout.storage.ownership import lock, make_locked
+from mpi_rollout.storage.same_run import check_same_run
 from mpi_rollout.storage.status import refuse_running
 from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.stored_config import read_config
