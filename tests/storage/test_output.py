@@ -214,7 +214,7 @@ def test_a_damaged_file_is_not_continued(tmp_path: Path):
             True,
             "is 1; give the same options to extend it, move it away, or use another --out",
         ),
-        ({"num_steps": 9}, True, "more --num-steps extend a complete file"),
+        ({"num_steps": 9}, True, "more --num-steps or --num-episodes extend a complete file"),
         ({"num_steps": 9}, False, "--num-steps was 10, is 9; "),
         ({"num_steps": 20}, False, "--num-steps was 10, is 20; "),
         ({"num_envs": 6}, False, "--num-envs was 1, is 6; "),
