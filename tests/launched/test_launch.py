@@ -80,6 +80,7 @@ def use_policy(envs: mpi_rollout.MPIVectorEnv) -> list[dict[str, Any]]:
     return [*batches, envs.collect(4, np.zeros((4, 6), np.int64))]
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(1, 2, 3)
 def test_policies_parameters_and_recordings_are_those_of_connect(num_ranks: int, tmp_path: Path):
     with mpi_rollout.connect("CartPole-v1", 6, policy=Halving, record="connected.h5") as envs:
@@ -89,6 +90,7 @@ def test_policies_parameters_and_recordings_are_those_of_connect(num_ranks: int,
     assert_same_bytes(datasets(tmp_path / "launched.h5"), datasets(tmp_path / "connected.h5"))
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_between_hosts_it_gives_the_same(num_ranks: int):
     """The launcher makes the ranks believe that the trainer is on another host: they call it by TCP."""
@@ -101,6 +103,7 @@ def test_between_hosts_it_gives_the_same(num_ranks: int):
     del envs  # Which ends the job: none is left after a test.
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_wrappers_and_stable_baselines3_take_it(num_ranks: int):
     with launch("CartPole-v1", 4, num_ranks, autoreset_mode="same_step") as envs:
