@@ -14,7 +14,7 @@ from time import monotonic
 from weakref import finalize
 
 from mpi_rollout.errors import LaunchError, UsageError
-from mpi_rollout.exchange.world import claimed_size
+from mpi_rollout.exchange.world import claimed_rank, claimed_size
 from mpi_rollout.launched import keeper
 from mpi_rollout.launched.channel import Channel, Meeting
 from mpi_rollout.process.launcher import find_launcher, last_words
@@ -35,7 +35,7 @@ def launcher_of(given: Words | None, is_batch: bool) -> list[str]:
         There is no such program, or this process is itself one of several ranks.
     """
     size, variable = claimed_size()
-    if size > 1 and variable != "SLURM_NTASKS":  # A shell in an allocation has that variable, too.
+    if size > 1 and (variable != "SLURM_NTASKS" or claimed_rank() > 0):  # A shell of `srun --pty` is rank 0 of many.
         raise LaunchError(
             f"launch starts the ranks by itself, but a launcher started {size} of this program ({variable}={size}); "
             "start it without one, or use mpi_rollout.connect"
