@@ -1,12 +1,9 @@
 """Making envs: from an id, a callable or a list of callables; and what to do where that does not work."""
 
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -20,6 +17,7 @@ from mpi_rollout.envs import (
     dm_wrapper,
     kernels,  # noqa: F401  # Registers envs of this project's own.
 )
+from mpi_rollout.envs.env_packages import import_registering, of_missing_package, of_unknown_id
 from mpi_rollout.envs.faults import ABORT, OnFault, of_old_gym
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
@@ -28,28 +26,13 @@ from mpi_rollout.errors import Option, RolloutError, UsageError
 from mpi_rollout.exchange.world import claimed_local_size
 from mpi_rollout.process.host import library_threads, share_of_cores
 from mpi_rollout.process.paths import load_callable
-from mpi_rollout.text import first_line, pip_install, shortened
+from mpi_rollout.text import first_line, shortened
 
 Kwargs = Mapping[str, Any]
 EnvFunction = Callable[..., gymnasium.Env]
 Env = str | EnvSpec | EnvFunction
 Made = TypeVar("Made")
 ENV, FACTORY = Option("env"), Option("env_factory")
-
-# What ids and error messages name, and the extra that brings it.
-EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "shimmy": "dm", "dm_control": "dm"}
-EXTRAS |= {"CartPoleCUDA": "cuda", "numba": "numba", "torch": "torch"}
-HIGHWAY_IDS = ("highway-", "merge-", "roundabout-", "parking-", "intersection-", "racetrack-")
-ROBOTICS_IDS = ("Fetch", "HandReach", "HandManip", "Adroit", "AntMaze", "PointMaze", "FrankaKitchen")
-# How ids of well-known packages begin: the module that registers them, and what pip installs.
-_REGISTERED_BY: dict[tuple[str, ...], tuple[str, str]] = {
-    ("ALE/",): ("ale_py", "[atari]"),
-    ("MiniGrid-", "BabyAI-"): ("minigrid", "minigrid"),
-    HIGHWAY_IDS: ("highway_env", "highway-env"),
-    ROBOTICS_IDS: ("gymnasium_robotics", "gymnasium-robotics"),
-    ("Panda",): ("panda_gym", "panda-gym"),
-    ("dm_control/",): ("shimmy", "[dm]"),
-}
 
 
 @dataclass(frozen=True)
@@ -147,9 +130,7 @@ class EnvMaker:
 def _make_registered(make: Callable[..., Made], env_id: str | EnvSpec, *arguments: object, **kwargs: Any) -> Made:
     """Make what has an id; import the well-known package that registers it, where that is not done yet."""
     if isinstance(env_id, str) and ":" not in env_id and env_id not in gymnasium.registry:
-        modules = [module for prefixes, (module, _) in _REGISTERED_BY.items() if env_id.startswith(prefixes)]
-        for module in filter(find_spec, modules):
-            import_module(module)
+        import_registering(env_id)
     return make(env_id, *arguments, **kwargs)
 
 
@@ -173,34 +154,6 @@ def _try(name: str, kwargs: Kwargs, make: Callable[[], Made], option: Option = E
         if not _is_of_call(error):
             raise
         raise UsageError(Option("env_kwargs"), f" {dict(kwargs)} do not fit {name}: {error}") from error
-
-
-def of_unknown_id(env_id: str, error: gymnasium.error.Error) -> str:
-    """Return Gymnasium's message about an unknown env id, with a way out where Gymnasium names none."""
-    words = str(error).partition(". Have you installed")[0].rstrip(".")
-    module, _, name = env_id.partition(":")
-    is_this_id = f"`{name}`" in words  # And not one that a factory of this name asks for.
-    if is_this_id and callable(getattr(sys.modules.get(module), name, None)):
-        return f"it is a callable of a module, not the id of an env; on the command line --env-factory {env_id}"
-    is_unknown = isinstance(error, gymnasium.error.NamespaceNotFound | gymnasium.error.NameNotFound)
-    if not is_unknown or ":" in env_id or "Did you mean" in words:
-        return words
-    for prefixes, (_, package) in _REGISTERED_BY.items():
-        if env_id.startswith(prefixes):
-            return f"{words}; {pip_install(package)}"
-    return f"{words}; if a package registers it, put its module before a colon, as in ale_py:ALE/Breakout-v5"
-
-
-def of_missing_package(name: str, text: str) -> str:
-    """Say what to do about a missing package; where the name is PACKAGE:ID, the package may be misspelt."""
-    if "gymnasium-robotics" in text:  # MuJoCo's envs of old versions.
-        return "use its latest version"
-    imported = text.replace("-", "_")  # ale-py is how it is installed, ale_py how it is imported.
-    for package, extra in EXTRAS.items():
-        if package in imported or (package == "CartPoleCUDA" and package in name):
-            return pip_install(f"[{extra}]")
-    is_named = f"'{name.partition(':')[0]}'" in text
-    return "install it, or correct the name before the colon" if is_named else "install it"
 
 
 def why_no_env(made: object) -> str:
