@@ -1,7 +1,7 @@
 """Making envs: from an id, a callable or a list of callables; and what to do where that does not work."""
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
@@ -18,21 +18,23 @@ from mpi_rollout.envs import (
     kernels,  # noqa: F401  # Registers envs of this project's own.
 )
 from mpi_rollout.envs.env_packages import import_registering, of_missing_package, of_unknown_id
-from mpi_rollout.envs.faults import ABORT, OnFault, of_old_gym
+from mpi_rollout.envs.faults import ABORT, OnFault, of_old_gym, raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.native_makers import SYNC, check_kwargs, checked, of_entry_point, of_envpool, of_factory
-from mpi_rollout.errors import Option, RolloutError, UsageError
+from mpi_rollout.errors import EnvError, Option, RolloutError, UsageError
 from mpi_rollout.exchange.world import claimed_local_size
 from mpi_rollout.process.host import library_threads, share_of_cores
-from mpi_rollout.process.paths import load_callable
-from mpi_rollout.text import first_line, shortened
+from mpi_rollout.process.paths import load_callable, misfit
+from mpi_rollout.text import first_line, shortened, words_of
 
 Kwargs = Mapping[str, Any]
 EnvFunction = Callable[..., gymnasium.Env]
 Env = str | EnvSpec | EnvFunction
+Wrapper = Callable[[gymnasium.Env], gymnasium.Env]
+Wrappers = str | Wrapper | Sequence[str | Wrapper]  # Names with commas between, or some.
 Made = TypeVar("Made")
-ENV, FACTORY = Option("env"), Option("env_factory")
+ENV, FACTORY, WRAPPERS = Option("env"), Option("env_factory"), Option("wrappers")
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class EnvMaker:
     kwargs: Kwargs | tuple[Kwargs, ...] = field(default_factory=dict)  # Of every env, or of each one.
     vectorization_mode: str = "sync"
     num_threads: int | None = None  # Of natively vectorized envs on a rank; None is the rank's share of the cores.
+    wrappers: tuple[tuple[str, Wrapper], ...] = ()  # With their names in messages, the innermost first.
 
     @property
     def name(self) -> str:
@@ -77,8 +80,18 @@ class EnvMaker:
                     Option("env_kwargs"), f" must be a dict, or a list of one for each env, got {kwargs!r}"
                 )
 
+        if self.wrappers and self.is_native:
+            problem = f" are for single envs, got {self.vectorization_mode}; leave them out, or use "
+            raise UsageError(WRAPPERS, problem, *SYNC)
+
     def __call__(self, env_index: int = 0) -> gymnasium.Env:
         """Make the env with this index; UsageError if that cannot be done, or if what was made is no env."""
+        env = self._unwrapped(env_index)
+        for name, wrapper in self.wrappers:
+            env = _wrapped(env, name, wrapper)
+        return env
+
+    def _unwrapped(self, env_index: int) -> gymnasium.Env:
         env = self.env[env_index] if isinstance(self.env, tuple) else self.env
         kwargs = dict(self.kwargs[env_index] if isinstance(self.kwargs, tuple) else self.kwargs)
         if isinstance(env, str | EnvSpec):
@@ -132,6 +145,34 @@ def _make_registered(make: Callable[..., Made], env_id: str | EnvSpec, *argument
     if isinstance(env_id, str) and ":" not in env_id and env_id not in gymnasium.registry:
         import_registering(env_id)
     return make(env_id, *arguments, **kwargs)
+
+
+def _wrapped(env: gymnasium.Env, name: str, wrapper: Wrapper) -> gymnasium.Env:
+    """Call a wrapper; UsageError if it takes other arguments or returns no env, EnvError if it raises."""
+    if why := misfit(wrapper, env):
+        way_out = "; give a callable of your own that takes the env alone and calls it"
+        raise UsageError(WRAPPERS, f" {name} takes other arguments than an env ({why}){way_out}")
+    try:
+        made = wrapper(env)
+    except Exception as error:
+        raise EnvError(WRAPPERS, f" {name} raises {words_of(error)}{raised_at(error)}") from error
+    if what := why_no_env(made):
+        raise UsageError(WRAPPERS, f" {name} must return an env, got {what}")
+    return made
+
+
+def named_wrappers(given: Wrappers | None) -> tuple[tuple[str, Wrapper], ...]:
+    """Load what `--wrappers` names, or `connect` was given, with their names; UsageError if one is not callable."""
+    listed = given.split(",") if isinstance(given, str) and given else given or ()
+    return tuple(map(_named_wrapper, listed if isinstance(listed, list | tuple) else [listed]))
+
+
+def _named_wrapper(wrapper: str | Wrapper) -> tuple[str, Wrapper]:
+    if isinstance(wrapper, str):
+        return wrapper, load_callable(wrapper, WRAPPERS)
+    if not callable(wrapper):
+        raise UsageError(WRAPPERS, f" must be callables, or their names, got {wrapper!r}")
+    return name_of(wrapper), wrapper
 
 
 def _try(name: str, kwargs: Kwargs, make: Callable[[], Made], option: Option = ENV) -> Made:
@@ -199,7 +240,8 @@ def maker_of(config: RolloutConfig) -> EnvMaker:
     env = config.env if config.env_factory is None else load_callable(config.env_factory, FACTORY)
     assert env is not None, "a configuration has an env or an env factory"
     kwargs = tuple(config.env_kwargs) if isinstance(config.env_kwargs, list) else config.env_kwargs
-    maker = EnvMaker(env, kwargs, config.vectorization_mode, config.env_threads)
+    wrappers = named_wrappers(config.wrappers)
+    maker = EnvMaker(env, kwargs, config.vectorization_mode, config.env_threads, wrappers)
     maker.check(config.num_envs)
     return maker
 
