@@ -7,6 +7,7 @@ from functools import partial
 from inspect import signature
 from typing import Any, TypeVar
 
+import cloudpickle
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
@@ -61,6 +62,16 @@ class Request:
             given["env_kwargs"] = {}
         options = SharedOptions(**{name: given.pop(name) for name in shared & given.keys()})
         return cls(**given, options=options)
+
+    def pickled(self, what: str) -> bytes:
+        """Return it as bytes for the ranks; UsageError, which begins with `what` it is, if that cannot be."""
+        try:
+            return cloudpickle.dumps(self)
+        except Exception as error:
+            raise UsageError(
+                f"{what} is sent to the ranks and must be picklable, got {type(error).__name__}: {error}; give the env "
+                "by its id, or a function of a module with env_kwargs"
+            ) from error
 
     def plan(self, num_ranks: int) -> Plan:
         """Make a plan for some ranks.
