@@ -40,7 +40,7 @@ def test_the_first_wrapper_is_the_innermost(order: str, reward: float):
         ([doubled, raising], EnvError, "wrappers wrapping:raising raises ZeroDivisionError"),
         ("gymnasium.wrappers:TimeLimit", UsageError, "wrappers gymnasium.wrappers:TimeLimit takes other arguments "
          "than an env (missing a required argument: 'max_episode_steps'); give a callable of your own that"),
-        ("wrapping:dubled", UsageError, "wrappers wrapping:dubled: module 'wrapping' has no attribute 'dubled'; did "
+        ("wrapping:doubld", UsageError, "wrappers wrapping:doubld: module 'wrapping' has no attribute 'doubld'; did "
          "you mean doubled?"),
         ("wrapping:doubled,", UsageError, "wrappers must be MODULE:CALLABLE or FILE.py:CALLABLE, got ''"),
         ([doubled, 3], UsageError, "wrappers must be callables, or their names, got 3"),
