@@ -124,6 +124,8 @@ class Job:
     def last_words(self, what: str) -> str:
         """Return a line about a job that ended too early."""
         self.wait(ENDING_S)
-        words, has_own = last_words("".join(self._said)), any(line.startswith("mpi_rollout: ") for line in self._said)
-        line = "; ".join(words.splitlines()[: None if has_own else 1])  # Of launchers, the first one says it.
+        said = "".join(self._said)
+        lines, is_own = last_words(said).splitlines(), "mpi_rollout: " in said
+        # Launchers break what they say into lines, of which the first two say it.
+        line = "; ".join(lines) if is_own else " ".join(lines[: 1 if "Traceback" in said else 2])
         return shortened(f"{what}, exit code {self._keeper.returncode}{line}", MOST_SAID)

@@ -7,6 +7,7 @@ is dropped.
 
 import atexit
 import os
+import select
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from mpi_rollout.train.request import Request
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
 VALUE, LAID, ERROR = range(3)  # What an answer is: a value, the outcome of a step whose arrays are laid, or an error.
+GRACE_S = 5.0  # The time that a call which was given up has to end when the envs are closed.
 SPIN_S = 1e-3  # Where the trainer has a core besides those of the ranks.
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -212,11 +214,14 @@ class LaunchedVectorEnv(MPIVectorEnv):
         """Let the ranks go, which completes a recording, and wait for the end of the job."""
         if os.getpid() != self._pid:  # A fork has no part in it.
             return
+        is_idle = not self._is_open or bool(select.select([self._channel], [], [], GRACE_S)[0])
         try:
-            if self._lost is None:
+            if self._lost is None and is_idle:
                 self._ask("close")
         finally:
             self.closed = True
+            if not is_idle:  # The call that was given up may never end: rank 0 ends the job when the line is closed.
+                self._channel.close()
             self._job.wait(ENDING_S)
             self._channel.close()
             self._interrupts.close()

@@ -20,6 +20,7 @@ from oracle import differences, facts_of, record, resets_of
 
 import mpi_rollout
 from mpi_rollout.errors import ActionError, LaunchError, RankError, RankLost, RolloutError, UsageError
+from mpi_rollout.launched import vector_env
 from mpi_rollout.launched.vector_env import LaunchedVectorEnv
 from mpi_rollout.process.launcher import find_launcher
 
@@ -114,10 +115,10 @@ def test_wrappers_and_stable_baselines3_take_it(num_ranks: int):
             infos = wrapped.step(np.ones(4, np.int64))[-1]
             lengths += infos["episode"]["l"][infos["_episode"]].tolist() if "episode" in infos else []
         assert all(5 < length < 15 for length in lengths)
-        vec_env = pytest.importorskip("stable_baselines3.common.vec_env")
+        vec_envs = pytest.importorskip("stable_baselines3.common.vec_env")
         from mpi_rollout.sb3 import MPIVecEnv
 
-        ours, dummy = MPIVecEnv(envs), vec_env.DummyVecEnv([partial(gymnasium.make, "CartPole-v1")] * 4)
+        ours, dummy = MPIVecEnv(envs), vec_envs.DummyVecEnv([partial(gymnasium.make, "CartPole-v1")] * 4)
         for each in (ours, dummy):
             each.seed(5)
         assert ours.reset().tobytes() == dummy.reset().tobytes()
@@ -205,6 +206,18 @@ def test_after_an_interrupt_the_envs_go_on(num_ranks: int, times: int, tmp_path:
         third = envs.step(np.full(4, 3))[0]
         assert (third[:, 2] - first[:, 2]).tolist() == [3] * 4
         assert envs.get_attr("num_steps") == (3,) * 4
+
+
+@pytest.mark.mpi(2)
+def test_envs_that_do_not_come_back_are_closed_all_the_same(num_ranks: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(vector_env, "GRACE_S", 0.1)
+    kwargs = [{"trainer": os.getpid(), "times": 2 * (env == 3), "go": "never"} for env in range(4)]
+    with launch(Interrupting, 4, num_ranks, env_kwargs=kwargs) as envs:
+        envs.reset(seed=0)
+        envs.step(np.full(4, 3))
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(np.full(4, 3))
+    assert envs.closed
 
 
 TRAINER = """
