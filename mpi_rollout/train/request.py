@@ -16,7 +16,7 @@ from mpi_rollout.core.partition import Division
 from mpi_rollout.core.policy_kinds import MADE, is_maker
 from mpi_rollout.drive.actions import PolicyOnRanks
 from mpi_rollout.drive.driver import Driver
-from mpi_rollout.envs.env_maker import Env, EnvFunction, EnvMaker, Kwargs, name_of
+from mpi_rollout.envs.env_maker import Env, EnvFunction, EnvMaker, Kwargs, Wrappers, name_of, named_wrappers
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import Option, UsageError
 from mpi_rollout.exchange.infos import Infos
@@ -37,6 +37,7 @@ class Request:
     env: Env | list[EnvFunction] | tuple[EnvFunction, ...] | None = None
     num_envs: int | None = None
     env_kwargs: Kwargs | list[Kwargs] | tuple[Kwargs, ...] = field(default_factory=dict)
+    wrappers: Wrappers = ""
     autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP
     infos: Infos = "all"
     actions: str = "pass"
@@ -117,7 +118,8 @@ class Request:
         if self.env is None:
             raise UsageError("give env: an env id, a callable that returns one env, or a list of callables, got none")
         mode = vectorization_of(self.options.vectorization_mode, self.env)
-        return EnvMaker(tuple(self.env) if isinstance(self.env, list) else self.env, kwargs, mode)
+        env = tuple(self.env) if isinstance(self.env, list) else self.env
+        return EnvMaker(env, kwargs, mode, wrappers=named_wrappers(self.wrappers))
 
     @property
     def count(self) -> int:
@@ -142,6 +144,7 @@ class Request:
     def fingerprint(self) -> dict[str, str]:
         """Return the arguments as text, a callable by its name: ranks compare them."""
         arguments = vars(self) | vars(self.options) | {"num_envs": self.count, "env": self.make.name}
+        arguments["wrappers"] = [name for name, _ in self.make.wrappers]
         arguments["policy"] = name_of(self.policy) if callable(self.policy) else self.policy
         del arguments["options"]
         return {f"the argument {name} of connect": repr(value) for name, value in arguments.items()}
