@@ -49,18 +49,21 @@ AUTORESET_MODES = ("NextStep", "SameStep", "Disabled")  # Gymnasium's values; re
 
 
 @contextmanager
-def checked(path: str, tell: Tell, num_steps: int | None = None, is_rescue: bool = False) -> Iterator["CheckedFile"]:
+def checked(
+    path: str, tell: Tell, num_steps: int | None = None, is_rescue: bool = False, place: str = ""
+) -> Iterator["CheckedFile"]:
     """Open a file that may be damaged or hostile, after checks that read its tables and none of its columns.
 
     What they find is enough to read a column without harm; what is in it `ChunkReader` checks, chunk by chunk.
     With `num_steps`, only so many of the committed steps count.  In a rescue, HDF5's index and /episodes, which follow
-    from the rest, may be damaged.  DataError, also in the `with` block, if it is no whole file of a run.
+    from the rest, may be damaged.  It is opened at `place`, if `path` no longer leads there.  DataError, also in the
+    `with` block, if it is no whole file of a run.
     """
-    with reading(path, tell) as (file, note):
+    with reading(path, tell, place) as (file, note):
         checks = CheckedFile(file, path, note)
         checks.check_lengths()
         checks.limit_to(num_steps)
-        with closing(checks.open_chunks(is_rescue)):
+        with closing(checks.open_chunks(place or path, is_rescue)):
             checks.check_tables(is_rescue)
             yield checks
 
@@ -124,11 +127,11 @@ class CheckedFile:
         columns = self.datasets.items()
         return {name[13:]: dataset for name, dataset in columns if name.startswith("trajectories/")}
 
-    def open_chunks(self, is_rescue: bool) -> FileChunks:
+    def open_chunks(self, place: str, is_rescue: bool) -> FileChunks:
         """Read the list of chunks, of the steps that count or, in a whole file, of all that are committed."""
         self.tell("its list of chunks")
         num_steps = self.num_steps if is_rescue else self.num_committed
-        self.stored = FileChunks(self.file, self.path, num_steps, self.is_sealed, not is_rescue, is_rescue)
+        self.stored = FileChunks(self.file, place, num_steps, self.is_sealed, not is_rescue, is_rescue)
         return self.stored
 
     def check_tables(self, is_rescue: bool) -> None:

@@ -1,5 +1,6 @@
 """Chunks and their list: what HDF5's checksum does not see is found, and what its index has lost is recovered."""
 
+import pickle
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -284,6 +285,25 @@ def test_threads_may_read_one_file(tmp_path: Path):
         readings += [pool.submit(lambda: data.observations[:20]) for _ in range(8)]
         assert all((each.result() == expected[3:, number % 3]).all() for number, each in enumerate(readings[:24]))
         assert all((each.result() == expected[:20]).all() for each in readings[24:])
+
+
+def test_an_open_file_is_read_from_any_folder_and_named_as_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = written(tmp_path, "ended")
+    monkeypatch.chdir(tmp_path)
+    with mpi_rollout.open(path.name) as data:
+        monkeypatch.chdir("/")
+        assert data.rewards[...].shape == (NUM_STEPS, 3) and data.refresh() == NUM_STEPS and data.path == path.name
+        assert pickle.loads(pickle.dumps(data)).num_steps == NUM_STEPS
+        damage(path, "trajectories/rewards", "zeros", 1)
+        with pytest.raises(DataError, match=f"^{path.name}: trajectories/rewards, rows 8 to 15: "):
+            data.rewards[...]
+        path.rename(tmp_path / "run.h5")
+        assert data.refresh() == NUM_STEPS and data.path == "run.h5"
+        (tmp_path / "run.h5").unlink()
+        with pytest.raises(DataError, match=r"^run\.h5: no such file"):
+            data.refresh()
 
 
 def test_who_has_a_part_open_reads_on_when_its_run_was_continued(tmp_path: Path):
