@@ -35,6 +35,7 @@ TRAINER, RANK_0 = "trainer.json", "rank_0"  # Files in the folder.
 PROOF_S = 5  # The time that a peer has to prove the key: one that says nothing must not keep others out.
 CONNECT_S = 10.0
 ANYWHERE = ("192.0.2.1", 9)  # An address to which nothing is sent: the way there tells this host's own.
+TCP = {socket.TCP_NODELAY: 1, socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}  # In seconds.
 ALIGNMENT = 64
 ERRORS = (EOFError, OSError)  # The other end is gone.
 
@@ -72,9 +73,8 @@ class Meeting:
         sock, address = listener.accept()
         with sock:
             if sock.family == socket.AF_UNIX:
-                is_expected = (
-                    struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1] == os.getuid()
-                )
+                _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                is_expected = uid == os.getuid()
             else:
                 is_expected = address[0] == Path(self.folder, RANK_0).read_text()
             return _proved(sock, self._key, begins=True) if is_expected else None
@@ -85,7 +85,8 @@ def call_trainer(folder: str) -> Connection:
     try:
         told = json.loads(Path(folder, TRAINER).read_text())
     except OSError as error:
-        raise LaunchError(f"cannot read {error.filename}, which the trainer wrote: {error.strerror}") from error
+        way_out = "if ranks are on other hosts, give launcher=..., and start where they see the current folder"
+        raise LaunchError(f"cannot read the trainer's {error.filename}: {error.strerror}; {way_out}") from error
     for sock in _sockets(told, folder):
         with sock:
             if (connection := _proved(sock, bytes.fromhex(told["key"]), begins=False)) is not None:
@@ -129,13 +130,18 @@ def _proved(sock: socket.socket, key: bytes, begins: bool) -> Connection | None:
         return None
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sock.family == socket.AF_INET:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for name, value in TCP.items() if sock.family == socket.AF_INET else ():
+        sock.setsockopt(socket.IPPROTO_TCP, name, value)
     return connection
 
 
 class Channel:
     """One end of the line.
+
+    Parameters
+    ----------
+    job
+        A descriptor that is ready when the job has ended: a process that an env has left may keep the line open.
 
     Attributes
     ----------
@@ -147,12 +153,13 @@ class Channel:
         An exception may be raised now, by a signal handler: the line stays whole.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, job: int | None = None) -> None:
         self._connection, self.fileno, self.close = connection, connection.fileno, connection.close
         with socket.socket(fileno=os.dup(connection.fileno())) as sock:
             self.is_local = sock.family == socket.AF_UNIX
         self._ready = select.poll()
-        self._ready.register(connection.fileno(), select.POLLIN)
+        for descriptor in (connection.fileno(), *([] if job is None else [job])):
+            self._ready.register(descriptor, select.POLLIN)
         self.spin_s, self.is_waiting = 0.0, False
 
     def send(self, value: object, is_plain: bool = False, arrays: memoryview | None = None) -> None:
@@ -174,12 +181,12 @@ class Channel:
         self.is_waiting = True
         try:
             until = perf_counter() + self.spin_s
-            while not self._ready.poll(0):
-                if perf_counter() > until:
-                    self._ready.poll()
-                    break
+            while not (ready := self._ready.poll(0 if perf_counter() < until else None)):
+                pass
         finally:
             self.is_waiting = False
+        if all(descriptor != self.fileno() for descriptor, _ in ready):
+            raise EOFError("the job has ended")
         receive = self._connection.recv_bytes
         data = receive()
         buffers = [bytearray(receive()) for _ in range(int.from_bytes(data[:4], "little"))]

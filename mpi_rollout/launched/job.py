@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
+from weakref import finalize
 
 from mpi_rollout.errors import LaunchError, UsageError
-from mpi_rollout.exchange.world import claimed_size
+from mpi_rollout.exchange.world import claimed_rank, claimed_size
 from mpi_rollout.launched import keeper
 from mpi_rollout.launched.channel import Channel, Meeting
 from mpi_rollout.process.launcher import find_launcher, last_words
@@ -34,7 +35,7 @@ def launcher_of(given: Words | None, is_batch: bool) -> list[str]:
         There is no such program, or this process is itself one of several ranks.
     """
     size, variable = claimed_size()
-    if size > 1 and variable != "SLURM_NTASKS":  # A shell in an allocation has that variable, too.
+    if size > 1 and (variable != "SLURM_NTASKS" or claimed_rank() > 0):  # A shell of `srun --pty` is rank 0 of many.
         raise LaunchError(
             f"launch starts the ranks by itself, but a launcher started {size} of this program ({variable}={size}); "
             "start it without one, or use mpi_rollout.connect"
@@ -72,9 +73,9 @@ class Job:
     """A job, kept by a process of its own; what the ranks print goes to this process's stderr as it comes."""
 
     def __init__(self, command: list[str], folder: str) -> None:
-        self._pid, self._said = os.getpid(), deque[str](maxlen=LAST_LINES)
+        self._pid, self._folder, self._said = os.getpid(), folder, deque[str](maxlen=LAST_LINES)
         self._keeper = subprocess.Popen(
-            [sys.executable, "-I", keeper.__file__, str(os.getpid()), folder, *command],
+            [sys.executable, keeper.__file__, str(os.getpid()), folder, *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -83,6 +84,8 @@ class Job:
             env={**os.environ},  # Without what an MPI of this process has added in C.
             start_new_session=True,  # Ctrl-C in a terminal is for the trainer.
         )
+        self._ended = os.pidfd_open(self._keeper.pid)
+        finalize(self, os.close, self._ended)
         self._reader = threading.Thread(target=self._pass_on, name="ranks", daemon=True)
         self._reader.start()
 
@@ -95,19 +98,16 @@ class Job:
 
     def await_rank_0(self, meeting: Meeting, timeout_s: float) -> Channel:
         """Wait for the line to rank 0; LaunchError if the job ends before, or in `timeout_s` seconds there is none."""
-        deadline, ended = monotonic() + timeout_s, os.pidfd_open(self._keeper.pid)
-        try:
-            while self._keeper.poll() is None:
-                left_s = min(max(deadline - monotonic(), 0.0), 1e6)
-                ready = select.select([*(each.fileno() for each in meeting.listeners), ended], [], [], left_s)[0]
-                for listener in meeting.listeners:
-                    if listener.fileno() in ready and (connection := meeting.meet(listener)) is not None:
-                        return Channel(connection)
-                if not ready:
-                    self.wait(0.0)
-                    raise LaunchError(f"the ranks have not started within {timeout_s:g} s; give them more by timeout_s")
-        finally:
-            os.close(ended)
+        deadline = monotonic() + timeout_s
+        while self._keeper.poll() is None:
+            left_s = min(max(deadline - monotonic(), 0.0), 1e6)
+            ready = select.select([*(each.fileno() for each in meeting.listeners), self._ended], [], [], left_s)[0]
+            for listener in meeting.listeners:
+                if listener.fileno() in ready and (connection := meeting.meet(listener)) is not None:
+                    return Channel(connection, self._ended)
+            if not ready:
+                self.wait(0.0)
+                raise LaunchError(f"the ranks have not started within {timeout_s:g} s; give them more by timeout_s")
         raise LaunchError(self.last_words("the ranks did not start"))
 
     def wait(self, timeout_s: float) -> None:
@@ -120,9 +120,13 @@ class Job:
             self._keeper.terminate()
             self._keeper.wait()
         self._reader.join(1.0)  # What an env has left behind may still have the pipe.
+        shutil.rmtree(self._folder, ignore_errors=True)  # If the keeper was ended before its first line.
 
     def last_words(self, what: str) -> str:
         """Return a line about a job that ended too early."""
         self.wait(ENDING_S)
-        words = "; ".join(last_words("".join(self._said)).splitlines())
-        return shortened(f"{what}, exit code {self._keeper.returncode}{words}", MOST_SAID)
+        said = "".join(self._said)
+        lines, is_own = last_words(said).splitlines(), "mpi_rollout: " in said
+        # Launchers break what they say into lines, of which the first two say it.
+        line = "; ".join(lines) if is_own else " ".join(lines[: 1 if "Traceback" in said else 2])
+        return shortened(f"{what}, exit code {self._keeper.returncode}{line}", MOST_SAID)

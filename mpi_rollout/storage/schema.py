@@ -51,7 +51,9 @@ FAULT = np.dtype([("env_index", "i8"), ("step", "i8"), ("message", "S256")])
 # A reset by a trainer whose steps are recorded.  `step` is the first step after it, `seed` is -1 where it gave none.
 # `cut`: the episode was under way, and the row before says truncated for it though the env did not.
 RESET = np.dtype([("env_index", "i8"), ("step", "i8"), ("seed", "i8"), ("cut", "?"), ("options", "?")])
-LATER_ATTRIBUTES = ("digest", "finished", "recovered")  # Attributes of the root group; the others are written first.
+# Attributes of the root group; the others are written first.
+LATER_ATTRIBUTES = ("digest", "finished", "advice", "recovered")
+ROOMS = {"finished": 32, "advice": 320}  # Room for what is put in at the end: the time, and what would be faster.
 INTERVAL = np.dtype([("time", "f8"), ("env_steps", "i8"), ("env_steps_per_s", "f8")])
 INTERVALS_PER_CHUNK = 256
 Reports = Sequence[Mapping[str, Any]]  # What each rank says of itself at the end of a run.
@@ -96,7 +98,8 @@ class Schema:
         for name, value in self.attributes.items():
             file.attrs[name] = value
         file.attrs["digest"] = digest_of(file.attrs)
-        file.attrs["finished"] = np.bytes_(b" " * 32)  # Room for the time, which is put in at the end.
+        for name in ROOMS:
+            file.attrs[name] = padded(name, "")
         # Numbers that change come before the links to datasets, in the first block of a group's header: see `torn`.
         throughput = file.create_group("throughput").attrs
         throughput["env_steps"], throughput["seconds"] = np.int64(0), np.float64(0)
@@ -192,6 +195,11 @@ def fault_row(env_index: int, step: int, message: str) -> tuple[int, int, bytes]
     """Return a row of /faults; a message that is too long loses its end."""
     room = FAULT["message"].itemsize
     return env_index, step, message.encode(errors="backslashreplace")[:room].decode(errors="ignore").encode()
+
+
+def padded(name: str, words: str) -> np.bytes_:
+    """Return the value of an attribute of `ROOMS`; words that are too long lose their end."""
+    return np.bytes_(words.encode("ascii", "backslashreplace")[: ROOMS[name]].ljust(ROOMS[name]))
 
 
 def rank_rows(reports: Reports) -> np.ndarray:
