@@ -18,7 +18,7 @@ ON_RANK_LOSS = ("abort", "shrink")
 ACTION_MODES = ("check", "clip", "pass")
 POLICY_ON = (AUTO, "root", "workers")
 PROGRESS = (AUTO, "bar", "lines", "none")
-ENV_OPTIONS = ("env", "env_factory", "env_kwargs")
+ENV_OPTIONS = ("env", "env_factory", "env_kwargs", "wrappers")
 # What decides on the data, and so must not change when a run is continued.
 DATA_OPTIONS = (
     *ENV_OPTIONS,
@@ -50,6 +50,12 @@ class RolloutConfig(SharedOptions):
         dict,
         "keyword arguments of the envs: a JSON object for all envs, or a list with one object for each env",
         metavar="JSON",
+    )
+    wrappers: str = option(
+        "",
+        "wrappers of each env, the innermost first, with commas between: gymnasium.wrappers:FlattenObservation, or a "
+        "callable of your own that takes an env and returns one (FILE.py:CALLABLE is possible, too)",
+        metavar="MODULE:CALLABLE,...",
     )
     num_envs: int = option(64, "number of envs over all ranks", least=1)
     num_steps: int = option(1000, "number of steps of each env; with --num-episodes, at most so many", least=1)

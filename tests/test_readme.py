@@ -163,6 +163,12 @@ def test_what_is_not_run_is_little_and_has_a_reason():
     assert sum(reason not in ("SLURM", "a cluster") for reason in left_out) == len(REASONS) - 1
 
 
+def test_pages_say_how_to_do_what_people_look_for():
+    text = "".join((CLONE / page).read_text() for page in pages())
+    words = ("LSTM", "pandas", "checkpoint", "wandb", "TensorBoard", "Apptainer", "conda", "PBS", "LSF")
+    assert [word for word in words if not re.search(rf"\b{word}", text)] == []
+
+
 def test_code_fits_into_the_page():
     """At a width of 1280 pixels."""
     lines = [line for block in ALL if block.kind in ("sh", "python") for line in block.text.splitlines()]

@@ -6,14 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from mpi_rollout.collect.advice import advice_of
 from mpi_rollout.collect.monitor import LostRank
+from mpi_rollout.core.policy_kinds import RANDOM
 from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.text import counted
-
-MUCH = 0.15  # A large share of the time, spent in waiting for other ranks and their messages.
-MOST = 0.9  # A share of a core: on a quiet machine ranks have 0.99.
-ROOT_GAIN = 0.05  # The share of time that another number of envs on rank 0 must save: less comes and goes.
-ADVICE_S = 2.0  # The shortest run with advice: in a shorter one, ranks differ and wait by chance.
 
 
 @dataclass(frozen=True)
@@ -48,8 +45,8 @@ class RunFigures:
         Ranks slept while they waited for messages.
     fragment_length
         The largest number of steps between two exchanges.
-    inference
-        Who chose the actions: root or workers.
+    inference, policy_kind
+        Who chose the actions: root or workers; and by what, see `core.policy_kinds`.
     """
 
     file: str
@@ -81,6 +78,8 @@ class RunFigures:
     inference: str = "root"
     num_episodes: int | None = None
     of_num_episodes: int | None = None
+    policy_kind: str = RANDOM
+    compression: str = "none"
 
     @property
     def env_steps_per_s(self) -> float:
@@ -111,9 +110,14 @@ class RunFigures:
         """The median of the parts' ratios; None where the limit was not measured."""
         return float(np.median([rate / limit for rate, limit in self.limit])) if self.limit else None
 
+    @property
+    def advice(self) -> str:
+        """What costs most of the time, and what helps; "" where nothing costs much."""
+        return advice_of(self)
+
     def as_dict(self) -> dict[str, object]:
         """All of it, for `--json`."""
-        derived = "env_steps_per_s", "losses", "ratio_to_limit"
+        derived = "env_steps_per_s", "losses", "ratio_to_limit", "advice"
         return asdict(self) | {name: getattr(self, name) for name in derived}
 
     def balanced_root_envs(self) -> tuple[int, float] | None:
@@ -161,7 +165,8 @@ class RunFigures:
             f"on average {self.mean_s:.2f} s"
         ]
         state = "complete" if self.complete else "unfinished"
-        return [*lines, *self._advice(), *self._faults(), f"file: {self.file} ({state})"]
+        advice = [f"advice: {self.advice}"] if self.advice else []
+        return [*lines, *self._limit_lines(), *self._faults(), *advice, f"file: {self.file} ({state})"]
 
     def _episodes(self) -> list[str]:
         """Return a line about the episodes that were asked for, if they were."""
@@ -172,26 +177,14 @@ class RunFigures:
             line += "; all --num-steps are taken, the same command with more goes on"
         return [line]
 
-    def _advice(self) -> Iterator[str]:
-        """Yield how far the run was from the limit, and what would bring it closer."""
-        balanced, own = self.balanced_root_envs(), self.ranks[0]["num_envs"]
-        if balanced is not None and balanced[1] >= ROOT_GAIN and self.seconds >= ADVICE_S:
-            best, gain = balanced
-            what = f"rank 0 had {counted(own, 'env')} beside its own work"
-            yield f"{what}; --root-envs {best} would save about {100 * gain:.0f}% of the time"
+    def _limit_lines(self) -> Iterator[str]:
+        """Yield how far the run was from the limit."""
         if self.limit:
             ratios = [rate / limit for rate, limit in self.limit]
             limit = float(np.median([limit for _, limit in self.limit]))
             yield (
                 f"limit: {limit:,.0f} env steps/s (bare env.step loops on all ranks at once); parts of the run reached "
                 f"{self.ratio_to_limit:.3f} of it (median of {len(ratios)}, {min(ratios):.3f} to {max(ratios):.3f})"
-            )
-        lost = sum(self.losses.get(name, 0.0) for name in ("imbalance", "exchange", "gather"))
-        share = min((rank["core_share"] for rank in self.ranks if rank.get("core_share") is not None), default=1.0)
-        if len(self.ranks) > 1 and self.seconds >= ADVICE_S and lost >= MUCH and share <= MOST:
-            yield (
-                f"ranks had {share:.2f} of a core while they had something to do: other programs or ranks share these "
-                f"cores; use fewer ranks, {'' if self.slept else '--wait sleep, '}or sbatch --exclusive"
             )
 
     def _faults(self) -> Iterator[str]:

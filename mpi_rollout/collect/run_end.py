@@ -2,11 +2,13 @@
 
 import json
 import os
+from dataclasses import replace
 
 from mpi_rollout.collect.collector import Collector
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RunState
 from mpi_rollout.collect.report import RunFigures
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.policy_kinds import kind_of_name
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.errors import Interrupted, PolicyError, RankError, RolloutError, StorageError, UsageError, as_flag
 from mpi_rollout.exchange import world
@@ -100,11 +102,9 @@ class RunEnd:
         self._monitor.progress.close()
         config, state, tally = self._config, self._state, collector.tally
         ranks, exchange = self._lost_ranks.reports(), self._driver.lanes[0].exchange
-        file = state.file.finish(Ending(utc_now(), tally.env_steps, state.seconds, ranks, state.limit, complete))
-        state.file.say_warnings(as_flag)
         length = collector.lengths.longest
-        return RunFigures(
-            file=file,
+        figures = RunFigures(
+            file=state.file.part,
             num_ranks=len(ranks),
             num_envs=config.num_envs,
             num_steps=collector.num_steps,
@@ -123,7 +123,6 @@ class RunEnd:
             num_steps_before=state.num_past,
             catch_up_s=state.catch_up_s,
             complete=complete,
-            wrong_values=state.file.values.wrong if state.file.values is not None else [],
             mpi_library=world.library_name(),
             order_bytes=exchange.order.nbytes_of(1 if config.acts_on_ranks else length),
             slot_bytes=length * exchange.layout.nbytes,
@@ -133,7 +132,14 @@ class RunEnd:
             inference="workers" if config.acts_on_ranks else "root",
             num_episodes=None if collector.goal is None else collector.goal.num_ended,
             of_num_episodes=config.num_episodes,
+            policy_kind=kind_of_name(config.policy),
+            compression=config.compression,
         )
+        totals = tally.env_steps, state.seconds, ranks, state.limit
+        file = state.file.finish(Ending(utc_now(), *totals, complete, figures.advice))
+        state.file.say_warnings(as_flag)
+        values = state.file.values
+        return replace(figures, file=file, wrong_values=values.wrong if values is not None else [])
 
     @staticmethod
     def _print(text: str) -> None:

@@ -27,6 +27,7 @@ class Consent:
     env: str | None = None
     env_factory: str | None = None
     env_kwargs: Kwargs | Sequence[Kwargs] = field(default_factory=dict)
+    wrappers: str = ""
     trust: bool = False  # Make any envs that the file names.
     what: str = "--replay"  # The command or option that makes envs, for messages.
 
@@ -40,7 +41,8 @@ class Consent:
             return
         if given:
             raise UsageError(f"{self.what}: {path} is of {_options(stored)}, got {_options(given)}; give the same")
-        if not is_built_in(stored.get("env", "")) or not are_numbers(stored.get("env_kwargs", {})):
+        is_harmless = is_built_in(stored.get("env", "")) and are_gymnasiums(config.wrappers)
+        if not is_harmless or not are_numbers(stored.get("env_kwargs", {})):
             raise UsageError(
                 f"{self.what} runs the code of the envs, which a file must not choose by itself: {path} is of "
                 f"{_options(stored)}; add that if it is what you expect, or --trust"
@@ -57,6 +59,12 @@ def are_numbers(env_kwargs: Mapping[str, object] | Sequence[Mapping[str, object]
     """Tell whether no argument of an env is more than a number."""
     kwargs_of_envs = [env_kwargs] if isinstance(env_kwargs, Mapping) else env_kwargs
     return all(isinstance(value, int | float | None) for kwargs in kwargs_of_envs for value in kwargs.values())
+
+
+def are_gymnasiums(wrappers: str) -> bool:
+    """Tell whether all wrappers are Gymnasium's own."""
+    own = {f"gymnasium.wrappers:{name}" for name in gymnasium.wrappers.__all__}
+    return not wrappers or own.issuperset(wrappers.split(","))
 
 
 def is_built_in(env_id: str) -> bool:

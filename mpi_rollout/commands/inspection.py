@@ -97,7 +97,8 @@ def _head(summary: Summary) -> list[str]:
         ratios = throughput["ratio_to_limit"]
         of_limit = f", {statistics.median(ratios):.3f} of the limit" if ratios else ""
         lines.append(f"throughput    {rate}{of_limit}")
-    return lines + _ranks(summary["ranks"])
+    advice = [f"advice        {summary['advice']}"] if summary["advice"] else []
+    return lines + _ranks(summary["ranks"]) + advice
 
 
 def _ranks(ranks: Sequence[Summary]) -> list[str]:

@@ -61,6 +61,7 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             "versions": parsed(attributes, "versions", dict),
             "started": text(attributes, "started"),
             "finished": finished,
+            "advice": text(attributes, "advice").strip() if "advice" in attributes else "",
             "throughput": _throughput(checks),
             "ranks": _ranks(checks.table("throughput/ranks", RANK)),
             "faults": [

@@ -1,12 +1,9 @@
 """Making envs: from an id, a callable or a list of callables; and what to do where that does not work."""
 
-import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -20,36 +17,24 @@ from mpi_rollout.envs import (
     dm_wrapper,
     kernels,  # noqa: F401  # Registers envs of this project's own.
 )
-from mpi_rollout.envs.faults import ABORT, OnFault, of_old_gym
+from mpi_rollout.envs.env_packages import import_registering, of_missing_package, of_unknown_id
+from mpi_rollout.envs.faults import ABORT, OnFault, of_old_gym, raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.native_makers import SYNC, check_kwargs, checked, of_entry_point, of_envpool, of_factory
-from mpi_rollout.errors import Option, RolloutError, UsageError
+from mpi_rollout.errors import EnvError, Option, RolloutError, UsageError
 from mpi_rollout.exchange.world import claimed_local_size
 from mpi_rollout.process.host import library_threads, share_of_cores
-from mpi_rollout.process.paths import load_callable
-from mpi_rollout.text import first_line, pip_install, shortened
+from mpi_rollout.process.paths import load_callable, misfit
+from mpi_rollout.text import first_line, shortened, words_of
 
 Kwargs = Mapping[str, Any]
 EnvFunction = Callable[..., gymnasium.Env]
 Env = str | EnvSpec | EnvFunction
+Wrapper = Callable[[gymnasium.Env], gymnasium.Env]
+Wrappers = str | Wrapper | Sequence[str | Wrapper]  # Names with commas between, or some.
 Made = TypeVar("Made")
-ENV, FACTORY = Option("env"), Option("env_factory")
-
-# What ids and error messages name, and the extra that brings it.
-EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "shimmy": "dm", "dm_control": "dm"}
-EXTRAS |= {"CartPoleCUDA": "cuda", "numba": "numba", "torch": "torch"}
-HIGHWAY_IDS = ("highway-", "merge-", "roundabout-", "parking-", "intersection-", "racetrack-")
-ROBOTICS_IDS = ("Fetch", "HandReach", "HandManip", "Adroit", "AntMaze", "PointMaze", "FrankaKitchen")
-# How ids of well-known packages begin: the module that registers them, and what pip installs.
-_REGISTERED_BY: dict[tuple[str, ...], tuple[str, str]] = {
-    ("ALE/",): ("ale_py", "[atari]"),
-    ("MiniGrid-", "BabyAI-"): ("minigrid", "minigrid"),
-    HIGHWAY_IDS: ("highway_env", "highway-env"),
-    ROBOTICS_IDS: ("gymnasium_robotics", "gymnasium-robotics"),
-    ("Panda",): ("panda_gym", "panda-gym"),
-    ("dm_control/",): ("shimmy", "[dm]"),
-}
+ENV, FACTORY, WRAPPERS = Option("env"), Option("env_factory"), Option("wrappers")
 
 
 @dataclass(frozen=True)
@@ -64,6 +49,7 @@ class EnvMaker:
     kwargs: Kwargs | tuple[Kwargs, ...] = field(default_factory=dict)  # Of every env, or of each one.
     vectorization_mode: str = "sync"
     num_threads: int | None = None  # Of natively vectorized envs on a rank; None is the rank's share of the cores.
+    wrappers: tuple[tuple[str, Wrapper], ...] = ()  # With their names in messages, the innermost first.
 
     @property
     def name(self) -> str:
@@ -94,8 +80,18 @@ class EnvMaker:
                     Option("env_kwargs"), f" must be a dict, or a list of one for each env, got {kwargs!r}"
                 )
 
+        if self.wrappers and self.is_native:
+            problem = f" are for single envs, got {self.vectorization_mode}; leave them out, or use "
+            raise UsageError(WRAPPERS, problem, *SYNC)
+
     def __call__(self, env_index: int = 0) -> gymnasium.Env:
         """Make the env with this index; UsageError if that cannot be done, or if what was made is no env."""
+        env = self._unwrapped(env_index)
+        for name, wrapper in self.wrappers:
+            env = _wrapped(env, name, wrapper)
+        return env
+
+    def _unwrapped(self, env_index: int) -> gymnasium.Env:
         env = self.env[env_index] if isinstance(self.env, tuple) else self.env
         kwargs = dict(self.kwargs[env_index] if isinstance(self.kwargs, tuple) else self.kwargs)
         if isinstance(env, str | EnvSpec):
@@ -147,10 +143,36 @@ class EnvMaker:
 def _make_registered(make: Callable[..., Made], env_id: str | EnvSpec, *arguments: object, **kwargs: Any) -> Made:
     """Make what has an id; import the well-known package that registers it, where that is not done yet."""
     if isinstance(env_id, str) and ":" not in env_id and env_id not in gymnasium.registry:
-        modules = [module for prefixes, (module, _) in _REGISTERED_BY.items() if env_id.startswith(prefixes)]
-        for module in filter(find_spec, modules):
-            import_module(module)
+        import_registering(env_id)
     return make(env_id, *arguments, **kwargs)
+
+
+def _wrapped(env: gymnasium.Env, name: str, wrapper: Wrapper) -> gymnasium.Env:
+    """Call a wrapper; UsageError if it takes other arguments or returns no env, EnvError if it raises."""
+    if why := misfit(wrapper, env):
+        way_out = "; give a callable of your own that takes the env alone and calls it"
+        raise UsageError(WRAPPERS, f" {name} takes other arguments than an env ({why}){way_out}")
+    try:
+        made = wrapper(env)
+    except Exception as error:
+        raise EnvError(WRAPPERS, f" {name} raises {words_of(error)}{raised_at(error)}") from error
+    if what := why_no_env(made):
+        raise UsageError(WRAPPERS, f" {name} must return an env, got {what}")
+    return made
+
+
+def named_wrappers(given: Wrappers | None) -> tuple[tuple[str, Wrapper], ...]:
+    """Load what `--wrappers` names, or `connect` was given, with their names; UsageError if one is not callable."""
+    listed = given.split(",") if isinstance(given, str) and given else given or ()
+    return tuple(map(_named_wrapper, listed if isinstance(listed, list | tuple) else [listed]))
+
+
+def _named_wrapper(wrapper: str | Wrapper) -> tuple[str, Wrapper]:
+    if isinstance(wrapper, str):
+        return wrapper, load_callable(wrapper, WRAPPERS)
+    if not callable(wrapper):
+        raise UsageError(WRAPPERS, f" must be callables, or their names, got {wrapper!r}")
+    return name_of(wrapper), wrapper
 
 
 def _try(name: str, kwargs: Kwargs, make: Callable[[], Made], option: Option = ENV) -> Made:
@@ -173,34 +195,6 @@ def _try(name: str, kwargs: Kwargs, make: Callable[[], Made], option: Option = E
         if not _is_of_call(error):
             raise
         raise UsageError(Option("env_kwargs"), f" {dict(kwargs)} do not fit {name}: {error}") from error
-
-
-def of_unknown_id(env_id: str, error: gymnasium.error.Error) -> str:
-    """Return Gymnasium's message about an unknown env id, with a way out where Gymnasium names none."""
-    words = str(error).partition(". Have you installed")[0].rstrip(".")
-    module, _, name = env_id.partition(":")
-    is_this_id = f"`{name}`" in words  # And not one that a factory of this name asks for.
-    if is_this_id and callable(getattr(sys.modules.get(module), name, None)):
-        return f"it is a callable of a module, not the id of an env; on the command line --env-factory {env_id}"
-    is_unknown = isinstance(error, gymnasium.error.NamespaceNotFound | gymnasium.error.NameNotFound)
-    if not is_unknown or ":" in env_id or "Did you mean" in words:
-        return words
-    for prefixes, (_, package) in _REGISTERED_BY.items():
-        if env_id.startswith(prefixes):
-            return f"{words}; {pip_install(package)}"
-    return f"{words}; if a package registers it, put its module before a colon, as in ale_py:ALE/Breakout-v5"
-
-
-def of_missing_package(name: str, text: str) -> str:
-    """Say what to do about a missing package; where the name is PACKAGE:ID, the package may be misspelt."""
-    if "gymnasium-robotics" in text:  # MuJoCo's envs of old versions.
-        return "use its latest version"
-    imported = text.replace("-", "_")  # ale-py is how it is installed, ale_py how it is imported.
-    for package, extra in EXTRAS.items():
-        if package in imported or (package == "CartPoleCUDA" and package in name):
-            return pip_install(f"[{extra}]")
-    is_named = f"'{name.partition(':')[0]}'" in text
-    return "install it, or correct the name before the colon" if is_named else "install it"
 
 
 def why_no_env(made: object) -> str:
@@ -246,7 +240,8 @@ def maker_of(config: RolloutConfig) -> EnvMaker:
     env = config.env if config.env_factory is None else load_callable(config.env_factory, FACTORY)
     assert env is not None, "a configuration has an env or an env factory"
     kwargs = tuple(config.env_kwargs) if isinstance(config.env_kwargs, list) else config.env_kwargs
-    maker = EnvMaker(env, kwargs, config.vectorization_mode, config.env_threads)
+    wrappers = named_wrappers(config.wrappers)
+    maker = EnvMaker(env, kwargs, config.vectorization_mode, config.env_threads, wrappers)
     maker.check(config.num_envs)
     return maker
 

@@ -73,9 +73,8 @@ class Meeting:
         sock, address = listener.accept()
         with sock:
             if sock.family == socket.AF_UNIX:
-                is_expected = (
-                    struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1] == os.getuid()
-                )
+                _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                is_expected = uid == os.getuid()
             else:
                 is_expected = address[0] == Path(self.folder, RANK_0).read_text()
             return _proved(sock, self._key, begins=True) if is_expected else None
@@ -86,7 +85,8 @@ def call_trainer(folder: str) -> Connection:
     try:
         told = json.loads(Path(folder, TRAINER).read_text())
     except OSError as error:
-        raise LaunchError(f"cannot read {error.filename}, which the trainer wrote: {error.strerror}") from error
+        way_out = "if ranks are on other hosts, give launcher=..., and start where they see the current folder"
+        raise LaunchError(f"cannot read the trainer's {error.filename}: {error.strerror}; {way_out}") from error
     for sock in _sockets(told, folder):
         with sock:
             if (connection := _proved(sock, bytes.fromhex(told["key"]), begins=False)) is not None:

@@ -14,7 +14,7 @@ from time import monotonic
 from weakref import finalize
 
 from mpi_rollout.errors import LaunchError, UsageError
-from mpi_rollout.exchange.world import claimed_size
+from mpi_rollout.exchange.world import claimed_rank, claimed_size
 from mpi_rollout.launched import keeper
 from mpi_rollout.launched.channel import Channel, Meeting
 from mpi_rollout.process.launcher import find_launcher, last_words
@@ -35,7 +35,7 @@ def launcher_of(given: Words | None, is_batch: bool) -> list[str]:
         There is no such program, or this process is itself one of several ranks.
     """
     size, variable = claimed_size()
-    if size > 1 and variable != "SLURM_NTASKS":  # A shell in an allocation has that variable, too.
+    if size > 1 and (variable != "SLURM_NTASKS" or claimed_rank() > 0):  # A shell of `srun --pty` is rank 0 of many.
         raise LaunchError(
             f"launch starts the ranks by itself, but a launcher started {size} of this program ({variable}={size}); "
             "start it without one, or use mpi_rollout.connect"
@@ -73,7 +73,7 @@ class Job:
     """A job, kept by a process of its own; what the ranks print goes to this process's stderr as it comes."""
 
     def __init__(self, command: list[str], folder: str) -> None:
-        self._pid, self._said = os.getpid(), deque[str](maxlen=LAST_LINES)
+        self._pid, self._folder, self._said = os.getpid(), folder, deque[str](maxlen=LAST_LINES)
         self._keeper = subprocess.Popen(
             [sys.executable, keeper.__file__, str(os.getpid()), folder, *command],
             stdin=subprocess.DEVNULL,
@@ -120,10 +120,13 @@ class Job:
             self._keeper.terminate()
             self._keeper.wait()
         self._reader.join(1.0)  # What an env has left behind may still have the pipe.
+        shutil.rmtree(self._folder, ignore_errors=True)  # If the keeper was ended before its first line.
 
     def last_words(self, what: str) -> str:
         """Return a line about a job that ended too early."""
         self.wait(ENDING_S)
-        words, has_own = last_words("".join(self._said)), any(line.startswith("mpi_rollout: ") for line in self._said)
-        line = "; ".join(words.splitlines()[: None if has_own else 1])  # Of launchers, the first one says it.
+        said = "".join(self._said)
+        lines, is_own = last_words(said).splitlines(), "mpi_rollout: " in said
+        # Launchers break what they say into lines, of which the first two say it.
+        line = "; ".join(lines) if is_own else " ".join(lines[: 1 if "Traceback" in said else 2])
         return shortened(f"{what}, exit code {self._keeper.returncode}{line}", MOST_SAID)

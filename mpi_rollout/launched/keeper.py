@@ -25,7 +25,8 @@ def keep(trainer: int, process: subprocess.Popen, log: TextIO) -> int:
         ready = select.select([trainer, job], [], [], LOOK_EVERY_S)[0]
         print(log.read(), end="", file=sys.stderr, flush=True)
         if job in ready:
-            return process.wait()
+            code = process.wait()
+            return code if code >= 0 else 128 - code
         if trainer in ready:
             select.select([job], [], [], GRACE_S)
             return 1

@@ -7,6 +7,7 @@ import select
 import sys
 import threading
 from contextlib import suppress
+from operator import methodcaller
 from time import sleep
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,7 +17,7 @@ from mpi_rollout.core.spaces import leaves, tree_of
 from mpi_rollout.errors import LaunchError, RolloutError
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.launched.channel import ERRORS, Channel, StepMemory, call_trainer
-from mpi_rollout.launched.vector_env import ERROR, LAID, METHODS, VALUE, described
+from mpi_rollout.launched.vector_env import ERROR, LAID, VALUE, described
 from mpi_rollout.process.console import say
 from mpi_rollout.process.launcher import end_with_launcher
 from mpi_rollout.text import counted
@@ -106,7 +107,7 @@ def serve(envs: MPIVectorEnv, channel: Channel) -> None:
             channel.receive_arrays(memory.sent)
             args = (actions,)
         try:
-            value = METHODS[name](envs, *args, **kwargs)
+            value = methodcaller(name, *args, **kwargs)(envs)
         except Exception as error:
             channel.send((ERROR, described(error)))
             continue

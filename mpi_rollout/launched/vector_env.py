@@ -7,6 +7,7 @@ is dropped.
 
 import atexit
 import os
+import select
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,6 @@ from math import inf
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import ref
 
-import cloudpickle
 import numpy as np
 from gymnasium.error import ClosedEnvironmentError
 
@@ -32,15 +32,10 @@ from mpi_rollout.train.request import Request
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
 VALUE, LAID, ERROR = range(3)  # What an answer is: a value, the outcome of a step whose arrays are laid, or an error.
+GRACE_S = 5.0  # The time that a call which was given up has to end when the envs are closed.
 SPIN_S = 1e-3  # Where the trainer has a core besides those of the ranks.
 P = ParamSpec("P")
 T = TypeVar("T")
-CALLED = (
-    *(MPIVectorEnv.reset, MPIVectorEnv.step, MPIVectorEnv.send, MPIVectorEnv.recv, MPIVectorEnv.recv_all),
-    *(MPIVectorEnv.collect, MPIVectorEnv.collect_async, MPIVectorEnv.collect_wait, MPIVectorEnv.collect_some),
-    *(MPIVectorEnv.set_policy, MPIVectorEnv.render, MPIVectorEnv.call_some, MPIVectorEnv.set_some, MPIVectorEnv.close),
-)
-METHODS: dict[str, Callable[..., Any]] = {method.__name__: method for method in CALLED}
 
 
 def launch(
@@ -61,7 +56,8 @@ def launch(
         As of `mpi_rollout.connect`.  Callables are sent to the ranks by cloudpickle: a function of a notebook or a
         lambda works, and one of a module is imported there.
     num_ranks
-        The number of ranks; by default as many as the SLURM allocation has tasks, or this process has cores.
+        The number of ranks; by default as many as the SLURM allocation has tasks or this process has cores, and not
+        more than envs.
     launcher
         The command that starts them, up to -n, as words or one string, such as "srun --mpi=pmix".  By default srun in a
         SLURM allocation, else the mpirun beside this Python or on PATH.
@@ -87,11 +83,11 @@ def launch(
     request = Request.read(launch, {"env": env, "num_envs": num_envs, **options})
     if num_ranks is None:
         tasks = os.environ.get("SLURM_NTASKS", "")
-        num_ranks = int(tasks) if tasks.isdigit() else num_usable_cores()
+        num_ranks = min(request.count, int(tasks) if tasks.isdigit() else num_usable_cores())
     if type(num_ranks) is not int or num_ranks < 1:
         raise UsageError(Option("num_ranks"), f" must be a whole number of at least 1, got {num_ranks!r}")
     request.plan(num_ranks)  # It says what cannot work before anything is started.
-    told = [[*map(os.path.abspath, sys.path)], _pickled(replace(request, copy=False)), 0.0]
+    told = [[*map(os.path.abspath, sys.path)], replace(request, copy=False).pickled("what launch is told"), 0.0]
     words = launcher_of(launcher, sbatch is not None)
     meeting = Meeting(is_local=launcher is None and sbatch is None and words[0] != "srun")
     server = ["-m", "mpi_rollout.launched.server", meeting.folder, str(num_ranks), str(timeout_s)]
@@ -104,24 +100,13 @@ def launch(
         channel = job.await_rank_0(meeting, timeout_s)
         if channel.is_local and num_ranks < num_usable_cores():
             channel.spin_s = told[2] = SPIN_S
-        channel.send(told)
-        return LaunchedVectorEnv(job, channel)
+        return LaunchedVectorEnv(job, channel, told)
     except BaseException as error:
         job.wait(ENDING_S if isinstance(error, RolloutError) else 0.0)  # Of an error the ranks know.
         raise
     finally:
         for listener in meeting.listeners:
             listener.close()
-
-
-def _pickled(request: Request) -> bytes:
-    try:
-        return cloudpickle.dumps(request)
-    except Exception as error:
-        raise UsageError(
-            f"what launch is told is sent to the ranks and must be picklable, got {type(error).__name__}: {error}; "
-            "give the env by its id, or a function of a module with env_kwargs"
-        ) from error
 
 
 def described(error: Exception) -> tuple[RolloutError | None, Raised | None]:
@@ -149,11 +134,12 @@ class LaunchedVectorEnv(MPIVectorEnv):
     the job.
     """
 
-    def __init__(self, job: Job, channel: Channel) -> None:
+    def __init__(self, job: Job, channel: Channel, told: object) -> None:
         self.closed, self._pid = True, os.getpid()
         self._job, self._channel, self._is_open = job, channel, False
         self._lost: RankLost | None = None
         try:
+            channel.send(told)
             answer = channel.receive()
         except ERRORS:
             raise RankLost(job.last_words("the ranks ended while they made their envs")) from None
@@ -192,7 +178,9 @@ class LaunchedVectorEnv(MPIVectorEnv):
                 self._channel.send(call, is_laid or not (args or kwargs), self._memory.sent if is_laid else None)
                 self._is_open = True
                 answer = self._take()
-        except ERRORS:
+        except ERRORS as error:
+            if isinstance(error, TimeoutError) and error.errno is None:  # A signal handler of the program raised it.
+                raise
             self._lost = RankLost(self._job.last_words("the job of the ranks has ended"))
             raise self._lost from None
         return self._value(*answer)  # Not above: what it raises may be an OSError of an env.
@@ -228,11 +216,14 @@ class LaunchedVectorEnv(MPIVectorEnv):
         """Let the ranks go, which completes a recording, and wait for the end of the job."""
         if os.getpid() != self._pid:  # A fork has no part in it.
             return
+        is_idle = not self._is_open or bool(select.select([self._channel], [], [], GRACE_S)[0])
         try:
-            if self._lost is None:
+            if self._lost is None and is_idle:
                 self._ask("close")
         finally:
             self.closed = True
+            if not is_idle:  # The call that was given up may never end: rank 0 ends the job when the line is closed.
+                self._channel.close()
             self._job.wait(ENDING_S)
             self._channel.close()
             self._interrupts.close()

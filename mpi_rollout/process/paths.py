@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -80,6 +81,17 @@ def colon_hint(spec: str) -> str:
     except Exception:  # A folder on the way is no package, or raises.
         is_module = False
     return f"; did you mean {source}:{name}?" if is_module else ""
+
+
+def misfit(call: Callable[..., object], *arguments: object, **named: object) -> str:
+    """Say why a callable does not take these arguments; "" if it does, or if it is of C and does not tell."""
+    try:
+        signature(call).bind(*arguments, **named)
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        pass
+    return ""
 
 
 def load_object(spec: str, option: Option) -> object:

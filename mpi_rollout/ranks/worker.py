@@ -28,7 +28,7 @@ from mpi_rollout.policies.model import Model
 from mpi_rollout.process.clock import Clock, process_start
 from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import ends_forked
-from mpi_rollout.process.host import physical_cores, processor_time
+from mpi_rollout.process.host import physical_cores, processor_quota, processor_time
 from mpi_rollout.process.interrupts import STOP_SIGNALS, Cut
 from mpi_rollout.ranks.rank_policy import RankPolicy
 from mpi_rollout.ranks.slices import Slice
@@ -242,6 +242,7 @@ class Worker:
             "host": os.uname().nodename,
             "cores": sorted(os.sched_getaffinity(0)),
             "physical_cores": sorted(physical_cores(os.sched_getaffinity(0))),
+            "quota": processor_quota(),
             "cpu_share": time.process_time() / (time.time() - process_start()),
             # The share of a core that this rank had while it had work; None where the system does not say.
             "core_share": None if before is None or now is None else now.since(before).share,

@@ -21,6 +21,7 @@ from mpi_rollout.storage.schema import (
     LATER_ATTRIBUTES,
     LIMIT,
     RANK,
+    ROOMS,
     Schema,
     fault_row,
     leaf_datasets,
@@ -73,7 +74,8 @@ def _fill(source: CheckedFile, destination: FileWriter, tell: Tell) -> None:
     destination.tables["episodes"].append(table.unfinished(num_steps))
     destination.tables["throughput/limit"].append(source.table("throughput/limit", LIMIT))
     if num_steps == source.num_committed and source.is_complete:
-        attributes.modify("finished", source.root["finished"])
+        for name in ROOMS.keys() & source.root.keys():
+            attributes.modify(name, source.root[name])
     else:
         attributes["recovered"] = utc_now()
     env_steps, seconds = count(source.throughput, "env_steps"), number(source.throughput, "seconds")

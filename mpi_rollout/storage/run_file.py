@@ -21,7 +21,7 @@ from mpi_rollout.storage.chunks import FileWriter
 from mpi_rollout.storage.episodes import EpisodeTable, make_table
 from mpi_rollout.storage.ownership import Lock, give_name, identity, make_locked, put_in_free_place, refusal
 from mpi_rollout.storage.recovery import copy_prefix, writing
-from mpi_rollout.storage.schema import INTERVALS_PER_CHUNK, LIMIT, Reports, Schema, is_recording, rank_rows
+from mpi_rollout.storage.schema import INTERVALS_PER_CHUNK, LIMIT, Reports, Schema, is_recording, padded, rank_rows
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import check_chunks
 
@@ -36,6 +36,7 @@ class Ending:
     ranks: Reports
     limit: Sequence[tuple[float, float]]
     complete: bool
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,8 @@ class RunFile:
         tables["throughput/limit"].append(np.array(ending.limit, LIMIT))
         self._file.end(self.num_committed, ending.env_steps, ending.seconds, rank_rows(ending.ranks))
         if ending.complete:
-            self._file.file.attrs.modify("finished", np.bytes_(ending.finished.ljust(32).encode()))
+            for name, words in (("finished", ending.finished), ("advice", ending.advice)):
+                self._file.file.attrs.modify(name, padded(name, words))
         self._file.close()
         if not ending.complete:
             return self.part

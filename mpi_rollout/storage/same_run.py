@@ -18,7 +18,8 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
     """Refuse to go on with the file of another run; `stored` is what `checked_file.identity` says of the file.
 
     Return whether the file is complete, and of the same run with fewer steps or episodes: it can be extended.
-    UsageError if options that decide on the data differ; the message says which.
+    UsageError if options that decide on the data differ, or if this version of the program would go on with other
+    actions; the message says which.
     """
     is_complete, before = stored["complete"], read_config(stored["config"], path)
     changes = _changes(before, config)
@@ -43,6 +44,11 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
         raise UsageError(
             f"--out {config.out}: {path} is of a run with another {config.policy} (its SHA-256 was "
             f"{stored['policy_sha256'][:16]}...); {advice}"
+        )
+    if stored["version"] == 1 and config.is_random and (has_fewer or not is_complete):
+        raise UsageError(
+            f"--out {config.out}: {path} was begun by a version of mpi_rollout that draws other random actions from "
+            "the same seed; finish it with that version, move it away, or use another --out"
         )
     return has_fewer
 

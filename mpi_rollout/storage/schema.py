@@ -26,9 +26,9 @@ from mpi_rollout.storage.values import ValueChecks, described_leaves
 FORMAT = "mpi_rollout"
 # Raise it when older versions would misread a file.  A new option needs no new version: a reader knows a file's options
 # by their names, see `stored_config.read_config`.
-# Before 3 there was no list of chunks.
-OLDEST_VERSION = 3
-FORMAT_VERSION = max(OLDEST_VERSION, NEWEST)
+# 1: random actions were other ones for the same seed.  2: there was no list of chunks.
+LISTED_SINCE = 3
+FORMAT_VERSION = max(LISTED_SINCE, NEWEST)
 SPAN_NBYTES = 2**23  # All chunks that hold one step: HDF5's readers keep 8 MiB; before version 2.0 they kept 1 MiB.
 BLOCK_NBYTES = 2**24
 CHUNK_NBYTES = 2**16  # Smaller chunks take long to write and to find.
@@ -51,7 +51,9 @@ FAULT = np.dtype([("env_index", "i8"), ("step", "i8"), ("message", "S256")])
 # A reset by a trainer whose steps are recorded.  `step` is the first step after it, `seed` is -1 where it gave none.
 # `cut`: the episode was under way, and the row before says truncated for it though the env did not.
 RESET = np.dtype([("env_index", "i8"), ("step", "i8"), ("seed", "i8"), ("cut", "?"), ("options", "?")])
-LATER_ATTRIBUTES = ("digest", "finished", "recovered")  # Attributes of the root group; the others are written first.
+# Attributes of the root group; the others are written first.
+LATER_ATTRIBUTES = ("digest", "finished", "advice", "recovered")
+ROOMS = {"finished": 32, "advice": 320}  # Room for what is put in at the end: the time, and what would be faster.
 INTERVAL = np.dtype([("time", "f8"), ("env_steps", "i8"), ("env_steps_per_s", "f8")])
 INTERVALS_PER_CHUNK = 256
 Reports = Sequence[Mapping[str, Any]]  # What each rank says of itself at the end of a run.
@@ -96,7 +98,8 @@ class Schema:
         for name, value in self.attributes.items():
             file.attrs[name] = value
         file.attrs["digest"] = digest_of(file.attrs)
-        file.attrs["finished"] = np.bytes_(b" " * 32)  # Room for the time, which is put in at the end.
+        for name in ROOMS:
+            file.attrs[name] = padded(name, "")
         # Numbers that change come before the links to datasets, in the first block of a group's header: see `torn`.
         throughput = file.create_group("throughput").attrs
         throughput["env_steps"], throughput["seconds"] = np.int64(0), np.float64(0)
@@ -129,7 +132,7 @@ class Schema:
         file.create_dataset(name, (0, *shape), dtype, **options)
 
 
-def expected_rows(root: Mapping[str, object], config: RolloutConfig, version: int) -> Contents:
+def expected_rows(root: Mapping[str, object], config: RolloutConfig, version: int, has_list: bool = True) -> Contents:
     """Return for every dataset the dtype and the shape of a row; `root` is the root group's attributes."""
     expected: Contents = {}
     if config.trajectories:
@@ -137,7 +140,8 @@ def expected_rows(root: Mapping[str, object], config: RolloutConfig, version: in
             expected[f"trajectories/{name}"] = leaf.dtype, (config.num_envs, *leaf.shape)
     has = {"episodes": config.trajectories, "resets": is_recording(root)}
     expected |= {name: (dtype, ()) for name, (dtype, _) in TABLES.items() if has.get(name, True)}
-    return expected | {"throughput/ranks": (RANK, ()), "chunks": (CHUNK, ()), "commits": (COMMIT, ())}
+    expected["throughput/ranks"] = RANK, ()
+    return expected | (dict(zip(LIST, ((CHUNK, ()), (COMMIT, ())), strict=True)) if has_list else {})
 
 
 def expected_leaves(root: Mapping[str, object], version: int) -> dict[str, Leaf]:
@@ -191,6 +195,11 @@ def fault_row(env_index: int, step: int, message: str) -> tuple[int, int, bytes]
     """Return a row of /faults; a message that is too long loses its end."""
     room = FAULT["message"].itemsize
     return env_index, step, message.encode(errors="backslashreplace")[:room].decode(errors="ignore").encode()
+
+
+def padded(name: str, words: str) -> np.bytes_:
+    """Return the value of an attribute of `ROOMS`; words that are too long lose their end."""
+    return np.bytes_(words.encode("ascii", "backslashreplace")[: ROOMS[name]].ljust(ROOMS[name]))
 
 
 def rank_rows(reports: Reports) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.envs.env_maker import Env, EnvFunction, Kwargs
+from mpi_rollout.envs.env_maker import Env, EnvFunction, Kwargs, Wrappers
 from mpi_rollout.errors import RolloutError
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.infos import Infos
@@ -49,6 +49,7 @@ def connect(
     num_envs: int | None = None,
     *,
     env_kwargs: Kwargs | list[Kwargs] | tuple[Kwargs, ...] | None = None,
+    wrappers: Wrappers = "",
     autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     infos: Infos = "all",
     actions: str = "pass",
@@ -70,6 +71,9 @@ def connect(
         of its own envs only.
     env_kwargs
         Keyword arguments for every env, or a list with those of each env.
+    wrappers
+        Wrappers of each env, the innermost first: callables that take an env and return one, or their names,
+        "gymnasium.wrappers:FlattenObservation,mine:wrap".
     autoreset_mode
         "next_step", "same_step" or "disabled", as in Gymnasium.
     infos
@@ -117,6 +121,7 @@ def connect(
         "env": env,
         "num_envs": num_envs,
         "env_kwargs": env_kwargs,
+        "wrappers": wrappers,
         "autoreset_mode": autoreset_mode,
         "infos": infos,
         "actions": actions,

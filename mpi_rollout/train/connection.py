@@ -117,13 +117,7 @@ class Connection:
                 "connect over some of the ranks that serve a connection which is open; give both the same comm, or "
                 "close that one first"
             )
-        try:
-            pickled = cloudpickle.dumps(self._request)
-        except Exception as error:
-            raise UsageError(
-                "while a connection is open, what another one is told is sent to the ranks and must be picklable, got "
-                f"{type(error).__name__}: {error}; give the env by its id, or a function of a module with env_kwargs"
-            ) from error
+        pickled = self._loaded_request().pickled("while a connection is open, what another one is told")
         _entering.append(self)
         try:
             turns.holder.ask("connect", pickled)

@@ -141,6 +141,7 @@ def config_of(request: Request, path: str, num_envs: int) -> RolloutConfig:
         env=make.name if has_id else None,
         env_factory=None if has_id else make.name,
         env_kwargs=kwargs,
+        wrappers=",".join(name for name, _ in make.wrappers),
         num_envs=num_envs,
         num_steps=1,
         policy=str(policy) if policy is not None else "trainer",

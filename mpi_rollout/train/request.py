@@ -7,6 +7,7 @@ from functools import partial
 from inspect import signature
 from typing import Any, TypeVar
 
+import cloudpickle
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
@@ -15,7 +16,7 @@ from mpi_rollout.core.partition import Division
 from mpi_rollout.core.policy_kinds import MADE, is_maker
 from mpi_rollout.drive.actions import PolicyOnRanks
 from mpi_rollout.drive.driver import Driver
-from mpi_rollout.envs.env_maker import Env, EnvFunction, EnvMaker, Kwargs, name_of
+from mpi_rollout.envs.env_maker import Env, EnvFunction, EnvMaker, Kwargs, Wrappers, name_of, named_wrappers
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import Option, UsageError
 from mpi_rollout.exchange.infos import Infos
@@ -36,6 +37,7 @@ class Request:
     env: Env | list[EnvFunction] | tuple[EnvFunction, ...] | None = None
     num_envs: int | None = None
     env_kwargs: Kwargs | list[Kwargs] | tuple[Kwargs, ...] = field(default_factory=dict)
+    wrappers: Wrappers = ""
     autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP
     infos: Infos = "all"
     actions: str = "pass"
@@ -60,6 +62,16 @@ class Request:
             given["env_kwargs"] = {}
         options = SharedOptions(**{name: given.pop(name) for name in shared & given.keys()})
         return cls(**given, options=options)
+
+    def pickled(self, what: str) -> bytes:
+        """Return it as bytes for the ranks; UsageError, which begins with `what` it is, if that cannot be."""
+        try:
+            return cloudpickle.dumps(self)
+        except Exception as error:
+            raise UsageError(
+                f"{what} is sent to the ranks and must be picklable, got {type(error).__name__}: {error}; give the env "
+                "by its id, or a function of a module with env_kwargs"
+            ) from error
 
     def plan(self, num_ranks: int) -> Plan:
         """Make a plan for some ranks.
@@ -106,7 +118,8 @@ class Request:
         if self.env is None:
             raise UsageError("give env: an env id, a callable that returns one env, or a list of callables, got none")
         mode = vectorization_of(self.options.vectorization_mode, self.env)
-        return EnvMaker(tuple(self.env) if isinstance(self.env, list) else self.env, kwargs, mode)
+        env = tuple(self.env) if isinstance(self.env, list) else self.env
+        return EnvMaker(env, kwargs, mode, wrappers=named_wrappers(self.wrappers))
 
     @property
     def count(self) -> int:
@@ -131,6 +144,7 @@ class Request:
     def fingerprint(self) -> dict[str, str]:
         """Return the arguments as text, a callable by its name: ranks compare them."""
         arguments = vars(self) | vars(self.options) | {"num_envs": self.count, "env": self.make.name}
+        arguments["wrappers"] = [name for name, _ in self.make.wrappers]
         arguments["policy"] = name_of(self.policy) if callable(self.policy) else self.policy
         del arguments["options"]
         return {f"the argument {name} of connect": repr(value) for name, value in arguments.items()}

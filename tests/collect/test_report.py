@@ -11,7 +11,7 @@ import subprocess
 import termios
 import threading
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from fcntl import ioctl
 from pathlib import Path
 
@@ -198,55 +198,11 @@ def test_the_summary_has_the_rate_the_losses_and_the_file(job, num_ranks):
     assert last == f"file: {job.folder / 'run.h5'} (complete)"
 
 
-def figures(seconds: float, num_envs: list[int], step_s: list[float], **more: bool) -> RunFigures:
-    ranks = [{"num_envs": number, "host": "h"} for number in num_envs]
-    phases = dict.fromkeys(PHASES, 0.0)
-    return RunFigures("f", len(ranks), sum(num_envs), 10, 10, seconds, phases, ranks, step_s, max(step_s), 1.0, **more)
-
-
-@pytest.mark.parametrize(
-    ("taken", "best"),
-    [
-        (figures(10.0, [32, 32], [10.0, 10.0]), 32),
-        (figures(10.0, [32, 32], [10.0, 5.0]), 21),  # Its core is half as fast: 21 / 3.2 and 43 / 6.4 seconds.
-        (figures(10.0, [20, 20, 20], [10.0, 10.0, 10.0]), 20),
-        (figures(10.0, [30, 30], [4.0, 8.0]), 40),  # It may take more.
-        (figures(10.0, [32, 32], [8.0, 8.0], first_ready=True), 28),  # It is busy with other things for 2 seconds.
-        (figures(10.0, [32, 32], [1.0, 4.0], first_ready=True), 0),  # 9 seconds: more than 64 envs take elsewhere.
-    ],
-)
-def test_the_best_share_of_the_root_follows_from_measured_rates(taken: RunFigures, best: int):
-    balanced = taken.balanced_root_envs()
-    assert balanced is not None and abs(balanced[0] - best) <= 1
-    lines = [line for line in taken.lines() if "--root-envs" in line]
-    assert bool(lines) == (best != taken.ranks[0]["num_envs"])
-
-
-def test_a_share_is_not_advised_where_it_would_win_little_of_the_whole_run():
-    """Though ranks differ much: envs are a small part of a run, or the run was too short to tell."""
-    for taken in (figures(100.0, [32, 32], [8.0, 4.0]), figures(0.2, [32, 32], [0.2, 0.1])):
-        assert not any("--root-envs" in line for line in taken.lines())
-
-
-@pytest.mark.parametrize("seconds", [0.02, 10.0])
-def test_a_run_says_that_its_cores_are_shared_where_it_was_long_enough_to_tell(seconds: float):
-    taken = figures(seconds, [32, 32], [seconds / 2, seconds / 2])
-    ranks = [rank | {"core_share": 0.87} for rank in taken.ranks]
-    lines = replace(taken, ranks=ranks).lines()
-    assert any(line.startswith("ranks had 0.87 of a core") for line in lines) == (seconds > 1)
-
-
-def test_a_share_that_cannot_be_told_is_not_advised():
-    for taken in (figures(1.0, [4], [1.0]), figures(1.0, [0, 4], [0.0, 1.0]), figures(1.0, [4, 4], [0.0, 0.0])):
-        assert taken.balanced_root_envs() is None
-        assert not any("--root-envs" in line for line in taken.lines())
-
-
 @pytest.mark.any_mpi
 @pytest.mark.mpi(1, 3)
 def test_the_json_summary_is_one_line_with_all_figures(short: Short, num_ranks):
     found, path = short(num_ranks)
-    derived = {"env_steps_per_s", "losses", "ratio_to_limit"}
+    derived = {"env_steps_per_s", "losses", "ratio_to_limit", "advice"}
     assert set(found) >= {each.name for each in fields(RunFigures)} | derived
     assert (found["num_ranks"], found["num_envs"], found["num_steps"]) == (num_ranks, 6, 200)
     assert (found["file"], found["complete"], found["limit"], found["ratio_to_limit"]) == (str(path), True, [], None)
@@ -315,26 +271,6 @@ def test_the_summary_of_a_continued_run_says_that_it_is_of_its_last_start():
         "2,400 env steps in 2.00 s: 1,200 env steps/s (4 envs x 600 steps on 1 rank)",
         "this start only: earlier ones took 400 of the 1,000 steps",
     ]
-
-
-@pytest.mark.parametrize(
-    ("share", "slowest_s", "slept", "advice"),
-    [
-        (0.55, 1.0, False, "use fewer ranks, --wait sleep, or sbatch --exclusive"),
-        (0.55, 1.0, True, "use fewer ranks, or sbatch --exclusive"),
-        (0.55, 1.9, False, None),  # The run is close to what its envs need.
-        (0.99, 1.0, False, None),
-        (None, 1.0, False, None),
-    ],
-)
-def test_the_summary_says_what_helps_where_ranks_share_cores(share, slowest_s, slept, advice):
-    outcome = RunFigures(
-        "run.h5", 2, num_envs=4, num_steps=1000, env_steps=4000, seconds=2.0, phases=dict.fromkeys(PHASES, 0.0),
-        ranks=[{"host": "node7", "num_envs": 2, "core_share": each} for each in (0.98, share)],
-        step_s=[1.0, 1.0], slowest_s=slowest_s, mean_s=slowest_s, slept=slept,
-    )  # fmt: skip
-    found = [line for line in outcome.lines() if line.startswith("ranks had 0.55 of a core")]
-    assert len(found) == (advice is not None) and all(line.endswith(advice) for line in found)
 
 
 @pytest.mark.any_mpi

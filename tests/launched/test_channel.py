@@ -38,10 +38,6 @@ class Mark:
         return Path("unpickled").touch, ()
 
 
-def other(host: str) -> dict[str, str]:
-    return {"host": host}
-
-
 @pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
 def test_both_ends_send_values_and_arrays(meeting: Meeting, family: socket.AddressFamily):
     path = Path(meeting.folder, channel.TRAINER)
@@ -113,5 +109,5 @@ def test_without_a_trainer_the_ranks_say_whom_they_cannot_reach(meeting: Meeting
         listener.close()
     with pytest.raises(LaunchError, match=r"cannot reach the trainer on .* by .*:\d+ and .*:\d+"):
         call_trainer(meeting.folder)
-    with pytest.raises(LaunchError, match=r"cannot read .*trainer.json, which the trainer wrote: No such file"):
+    with pytest.raises(LaunchError, match=r"cannot read the trainer's .*trainer.json: No such file.*; if"):
         call_trainer(meeting.folder + "not")

@@ -1,6 +1,7 @@
 """`launch`: a process without MPI has the envs of ranks that it has started, as `connect` gives them."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,6 +21,7 @@ from oracle import differences, facts_of, record, resets_of
 
 import mpi_rollout
 from mpi_rollout.errors import ActionError, LaunchError, RankError, RankLost, RolloutError, UsageError
+from mpi_rollout.launched import vector_env
 from mpi_rollout.launched.vector_env import LaunchedVectorEnv
 from mpi_rollout.process.launcher import find_launcher
 
@@ -80,6 +82,7 @@ def use_policy(envs: mpi_rollout.MPIVectorEnv) -> list[dict[str, Any]]:
     return [*batches, envs.collect(4, np.zeros((4, 6), np.int64))]
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(1, 2, 3)
 def test_policies_parameters_and_recordings_are_those_of_connect(num_ranks: int, tmp_path: Path):
     with mpi_rollout.connect("CartPole-v1", 6, policy=Halving, record="connected.h5") as envs:
@@ -89,6 +92,7 @@ def test_policies_parameters_and_recordings_are_those_of_connect(num_ranks: int,
     assert_same_bytes(datasets(tmp_path / "launched.h5"), datasets(tmp_path / "connected.h5"))
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_between_hosts_it_gives_the_same(num_ranks: int):
     """The launcher makes the ranks believe that the trainer is on another host: they call it by TCP."""
@@ -101,6 +105,7 @@ def test_between_hosts_it_gives_the_same(num_ranks: int):
     del envs  # Which ends the job: none is left after a test.
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_wrappers_and_stable_baselines3_take_it(num_ranks: int):
     with launch("CartPole-v1", 4, num_ranks, autoreset_mode="same_step") as envs:
@@ -111,10 +116,10 @@ def test_wrappers_and_stable_baselines3_take_it(num_ranks: int):
             infos = wrapped.step(np.ones(4, np.int64))[-1]
             lengths += infos["episode"]["l"][infos["_episode"]].tolist() if "episode" in infos else []
         assert all(5 < length < 15 for length in lengths)
-        vec_env = pytest.importorskip("stable_baselines3.common.vec_env")
+        vec_envs = pytest.importorskip("stable_baselines3.common.vec_env")
         from mpi_rollout.sb3 import MPIVecEnv
 
-        ours, dummy = MPIVecEnv(envs), vec_env.DummyVecEnv([partial(gymnasium.make, "CartPole-v1")] * 4)
+        ours, dummy = MPIVecEnv(envs), vec_envs.DummyVecEnv([partial(gymnasium.make, "CartPole-v1")] * 4)
         for each in (ours, dummy):
             each.seed(5)
         assert ours.reset().tobytes() == dummy.reset().tobytes()
@@ -187,21 +192,45 @@ def test_what_cannot_be_started_is_one_clear_error(name: str, monkeypatch: pytes
     assert "\n" not in str(caught.value)
 
 
+def raise_timeout(number: int, frame: object) -> None:
+    raise TimeoutError("the program's own")
+
+
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("times", [1, 2])
-def test_after_an_interrupt_the_envs_go_on(num_ranks: int, times: int, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("number", "times", "error"),
+    [(signal.SIGINT, 1, KeyboardInterrupt), (signal.SIGINT, 2, KeyboardInterrupt), (signal.SIGALRM, 1, TimeoutError)],
+)
+def test_after_an_interrupt_the_envs_go_on(
+    num_ranks: int, number: int, times: int, error: type, tmp_path: Path, request
+):
     """One interrupt waits for the step's end; a second one does not, and the ranks finish that step."""
-    kwargs = [{"trainer": os.getpid(), "times": times * (env == 3), "go": f"{tmp_path}/go"} for env in range(4)]
-    with launch(Interrupting, 4, num_ranks, env_kwargs=kwargs) as envs:
+    own = {"trainer": os.getpid(), "go": f"{tmp_path}/go", "number": number}
+    before = signal.signal(signal.SIGALRM, raise_timeout)
+    request.addfinalizer(lambda: signal.signal(signal.SIGALRM, before))
+    with launch(
+        Interrupting, 4, num_ranks, env_kwargs=[own | {"times": times * (env == 3)} for env in range(4)]
+    ) as envs:
         first = envs.reset(seed=0)[0]
         envs.step(np.full(4, 3))
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(error):
             envs.step(np.full(4, 3))
-        assert (tmp_path / "go").exists() is False
         (tmp_path / "go").touch()
         third = envs.step(np.full(4, 3))[0]
         assert (third[:, 2] - first[:, 2]).tolist() == [3] * 4
         assert envs.get_attr("num_steps") == (3,) * 4
+
+
+@pytest.mark.mpi(2)
+def test_envs_that_do_not_come_back_are_closed_all_the_same(num_ranks: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(vector_env, "GRACE_S", 0.1)
+    kwargs = [{"trainer": os.getpid(), "times": 2 * (env == 3), "go": "never"} for env in range(4)]
+    with launch(Interrupting, 4, num_ranks, env_kwargs=kwargs) as envs:
+        envs.reset(seed=0)
+        envs.step(np.full(4, 3))
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(np.full(4, 3))
+    assert envs.closed
 
 
 TRAINER = """

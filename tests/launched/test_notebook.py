@@ -31,6 +31,7 @@ mpi_rollout.launch(make, 2, num_ranks=1)
 """
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi
 def test_the_example_learns_and_cells_that_end_early_leave_the_notebook_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

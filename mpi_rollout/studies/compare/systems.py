@@ -139,7 +139,8 @@ def mpi(setup: Setup) -> Iterator[Stepper | None]:
 
     env = setup.make.env
     assert not isinstance(env, tuple), "one description is of all envs"
-    with mpi_rollout.connect(env, setup.num_envs, env_kwargs=setup.make.kwargs) as envs:
+    wrappers = setup.env.get("wrappers", "")
+    with mpi_rollout.connect(env, setup.num_envs, env_kwargs=setup.make.kwargs, wrappers=wrappers) as envs:
         yield None if envs is None else of_vector_env(envs)
 
 
@@ -183,7 +184,7 @@ sb3_subproc = partial(_of_sb3, kind="SubprocVecEnv", start_method="fork")
 
 def envpool_id(setup: Setup) -> str:
     """Return an env id as EnvPool knows it: Atari's without namespace, others as they are; "" for other envs."""
-    is_plain = setup.env["env"] and not setup.env.get("env_kwargs")
+    is_plain = setup.env["env"] and not setup.env.get("env_kwargs") and not setup.env.get("wrappers")
     return re.sub("^(ale_py:)?ALE/", "", setup.env["env"]) if is_plain else ""
 
 

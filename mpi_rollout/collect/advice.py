@@ -1,0 +1,109 @@
+"""What would make a run faster: at most one line, about what costs most of its time, with the option that helps.
+
+`benchmarks/advice.py` follows each advice in a run, and compares what it promises with what it brings.
+"""
+
+from collections.abc import Iterator
+from statistics import mean, median
+from typing import TYPE_CHECKING
+
+from mpi_rollout.core.policy_kinds import CALLED
+from mpi_rollout.exchange.waiting import ranks_per_core
+from mpi_rollout.text import counted
+
+if TYPE_CHECKING:
+    from mpi_rollout.collect.report import RunFigures
+
+COSTLY = 0.2  # The least share of the time that is worth a line.
+MOST = 0.9  # A share of a core: on a quiet machine ranks have 0.99.
+CHANCE_S, FIRST_STEP_S = 2.0, 0.1  # In shorter runs, ranks differ and wait by chance; the first step decides.
+SLOWER = 1.2  # How many times as long the envs of a slow rank take.
+MOST_ENVS = 4096  # More envs are not advised: they take memory and time to make.
+LARGE_ROW_NBYTES = 2**18  # The exchange of larger rows takes as long for each env, however many envs there are.
+
+
+def advice_of(run: "RunFigures") -> str:
+    """Return the advice about what costs most of a run's time; "" where nothing costs much."""
+    if run.seconds < FIRST_STEP_S:
+        return ""
+    by_chance = [*_of_ranks(run), *_of_disk(run)] if run.seconds >= CHANCE_S else []
+    causes = [*_of_cores(run), *by_chance, *_of_policy(run), *_of_envs(run)]
+    cost, words, way_out = max(causes, key=lambda cause: cause[0], default=(0.0, "", ""))  # The first of the largest.
+    return f"{words} {100 * cost:.0f}% of the time: {way_out}" if cost >= COSTLY else ""
+
+
+# What costs time: its share of the time, words for it, and the way out.
+Causes = Iterator[tuple[float, str, str]]
+
+
+def _of_cores(run: "RunFigures") -> Causes:
+    """Yield that ranks share cores, which makes all waits longer."""
+    share = min((rank["core_share"] for rank in run.ranks if rank.get("core_share") is not None), default=1.0)
+    waits = sum(run.losses.get(name, 0.0) for name in ("imbalance", "exchange", "gather"))
+    if run.num_ranks > 1 and share <= MOST:
+        ranks = [(rank["host"], set(rank.get("physical_cores", ())), rank.get("quota")) for rank in run.ranks]
+        ratio = ranks_per_core(ranks) if all(cores for _, cores, _ in ranks) else 1.0
+        if ratio > 1:
+            crowd = f"there are {ratio:.3g} ranks for each core; waits for each other took"
+            yield waits, crowd, f"mpirun -n {max(int(run.num_ranks / ratio), 1)}"
+        other = f"other programs use the ranks' cores (one rank had {share:.2f} of its core); waits took"
+        yield waits, other, f"fewer ranks, {'' if run.slept else '--wait sleep, '}or sbatch --exclusive"
+
+
+def _of_disk(run: "RunFigures") -> Causes:
+    faster = "--out on a faster disk (`doctor --out FOLDER` measures one), or --no-trajectories"
+    way_out = "--compression none or lz4, not gzip" if run.compression == "gzip" else faster
+    yield run.losses["write"], "waiting for the disk took", way_out
+
+
+def _of_ranks(run: "RunFigures") -> Causes:
+    """Yield that all wait for one rank, or each time for another one."""
+    if run.lost:
+        return
+    env_s = [seconds / max(int(rank["num_envs"]), 1) for seconds, rank in zip(run.step_s, run.ranks, strict=True)]
+    slow = max(range(run.num_ranks), key=env_s.__getitem__)
+    others, cost = env_s[:slow] + env_s[slow + 1 :], 0.0
+    if slow and run.num_ranks > 2 and env_s[slow] > SLOWER * median(others):
+        cost, host = (run.step_s[slow] - mean(run.step_s)) / run.seconds, run.ranks[slow]["host"]
+        times = env_s[slow] / max(median(others), 1e-9)
+        words = f"envs of rank {slow} ({host}) took {times:.1f} times as long as others', which cost"
+        yield cost, words, "spread slow envs over the ranks (a list of --env-kwargs), or leave out its host"
+    elif (balanced := run.balanced_root_envs()) is not None:
+        best, cost = balanced
+        words = f"rank 0 had {counted(run.ranks[0]['num_envs'], 'env')} beside its own work, which cost about"
+        yield cost, words, f"--root-envs {best}"
+    way_out = ", or ".join(filter(None, (_fragments(run), f"--batch-size {max(run.num_ranks // 2, 1)}")))
+    uneven = run.losses.get("imbalance", 0.0) - cost
+    yield uneven, "in each step ranks waited for another slow one, which cost", way_out
+
+
+def _of_policy(run: "RunFigures") -> Causes:
+    num_ranks = run.num_ranks if run.num_ranks > 1 else len(run.ranks[0].get("physical_cores", ()))
+    if num_ranks > 1:
+        more = "--policy MODULE:make_policy" if run.policy_kind == CALLED else "--policy-on workers"
+        if run.num_ranks == 1:
+            more = f"mpirun -n {num_ranks}" + f" and {more}" * (run.policy_kind == CALLED)
+        saved = 100 * run.losses["policy"] * (1 - 1 / num_ranks)
+        yield run.losses["policy"], "the policy on rank 0 took", f"{more} would save up to {saved:.0f}%"
+
+
+def _of_envs(run: "RunFigures") -> Causes:
+    """Yield that steps are short beside their exchanges, and how many envs would make these less than costly."""
+    cost, most = run.losses.get("exchange", 0.0), MOST_ENVS // run.num_envs
+    if most < 2 or run.slot_bytes > LARGE_ROW_NBYTES * run.fragment_length:
+        return
+    gain_of = {times: times / (times * (1 - cost) + cost) for times in (2, 4, 8, 16) if times <= most}
+    enough = (times for times, gain in gain_of.items() if cost * gain / times < COSTLY)
+    times = next(enough, max(gain_of))
+    envs = f"--num-envs {times * run.num_envs} would give up to {gain_of[times]:.1f} times the env steps/s"
+    way_out = ", or ".join(filter(None, (envs, _fragments(run)))) + "; `tune` measures it"
+    yield cost, "exchanges of short steps took", way_out
+
+
+def _fragments(run: "RunFigures") -> str:
+    """Name what lets ranks take many steps between two exchanges; "" where they do, or where it is not known."""
+    if run.policy_kind == CALLED:
+        return "fragments (--policy MODULE:make_policy)"
+    if run.inference == "root":
+        return "--policy-on workers"
+    return "leave out --fragment-length 1" if run.fragment_length == 1 and run.slot_bytes < LARGE_ROW_NBYTES else ""
