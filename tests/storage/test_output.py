@@ -19,8 +19,9 @@ from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageEr
 from mpi_rollout.policies.sources import sha256_of
 from mpi_rollout.storage import output
 from mpi_rollout.storage import status as status_file
-from mpi_rollout.storage.output import DEFAULT_FOLDER, check_folder, check_same_run, warning_of
+from mpi_rollout.storage.output import DEFAULT_FOLDER, check_folder, warning_of
 from mpi_rollout.storage.ownership import lock, make_locked
+from mpi_rollout.storage.same_run import check_same_run
 from mpi_rollout.storage.status import refuse_running
 from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.stored_config import read_config
@@ -234,7 +235,7 @@ def test_a_damaged_file_is_not_continued(tmp_path: Path):
             True,
             "is 1; give the same options to extend it, move it away, or use another --out",
         ),
-        ({"num_steps": 9}, True, "more --num-steps extend a complete file"),
+        ({"num_steps": 9}, True, "more --num-steps or --num-episodes extend a complete file"),
         ({"num_steps": 9}, False, "--num-steps was 10, is 9; "),
         ({"num_steps": 20}, False, "--num-steps was 10, is 20; "),
         ({"num_envs": 6}, False, "--num-envs was 1, is 6; "),
