@@ -17,11 +17,11 @@ from mpi_rollout.core.columns import RESULTS, has_last_row
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import Reproducibility
-from mpi_rollout.core.spaces import Tree, describe_leaves, tree_of
+from mpi_rollout.core.spaces import describe_leaves
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import ActionError, DataError, UsageError
+from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import SingleRankComm
 from mpi_rollout.process.console import say
@@ -270,28 +270,3 @@ def load(block: Block, past: Past, lost: Collection[int], columns: Columns) -> N
             array[: len(rows)] = rows
     if past.num_steps > block.start:
         block.truncations[past.num_steps - 1 - block.start, sorted(lost)] = True
-
-
-def earlier_observations(driver: Driver, past: Past, columns: Columns) -> Callable[[int], Tree]:
-    """Return a function that gives the observations of an earlier step, of as many as memory keeps."""
-    stored = _observations(driver, columns)
-    row_nbytes = max(1, sum(column[:1].nbytes for column in stored))
-    first = max(0, past.num_steps - max(1, READ_NBYTES // row_nbytes))
-    arrays = [column[first : past.num_steps + 1] for column in stored]
-
-    def observations(step: int) -> Tree:
-        if step < first:
-            num_kept = past.num_steps - first
-            raise ActionError(f"a plan of more than {num_kept} steps cannot be continued; plan fewer steps at a time")
-        return tree_of(driver.observation_space, (array[step - first] for array in arrays))
-
-    return observations
-
-
-def show_observations(driver: Driver, past: Past, columns: Columns) -> None:
-    """Show policies on the ranks what was stored last: envs that are to begin an episode do not know it."""
-    driver.call_ranks("show_observations", [column[past.num_steps] for column in _observations(driver, columns)])
-
-
-def _observations(driver: Driver, columns: Columns) -> "list[Column | np.ndarray]":
-    return [columns[name] for name in driver.block(1).named if name.split("/")[0] == "observations"]

@@ -2,26 +2,30 @@
 
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from gymnasium.vector import AutoresetMode
+
 from mpi_rollout.collect.collector import Collector, CollectorOptions
+from mpi_rollout.collect.episode_goal import make_goal
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RunState
+from mpi_rollout.collect.recall import earlier_observations, remind
 from mpi_rollout.collect.replay import (
     bring_back,
     check_infos,
     check_promise,
-    earlier_observations,
     load,
     say_resumed,
-    show_observations,
 )
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.columns import with_masks
 from mpi_rollout.core.layout import Block
+from mpi_rollout.core.policy_kinds import MAKE_POLICY
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.drive.actions import (
     ActionSource,
@@ -38,6 +42,7 @@ from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
 from mpi_rollout.exchange import job_end
 from mpi_rollout.policies.blocks import BlockPolicy
+from mpi_rollout.policies.memory import PastRows
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.sources import load_model
 from mpi_rollout.process.console import say
@@ -74,8 +79,9 @@ class Root:
         self._policy = policy
         self._state = RunState(output.past, facts.reproducibility != Reproducibility.SLICE)
         self._lengths = FragmentLengths()
+        self._asked: tuple[frozenset[str], Callable[[PastRows], object]] | None = None  # See `recall.remind`.
         self._driver = Driver(worker.exchanges, worker, config.actions)
-        self._status = Status(config.path, config.num_steps)
+        self._status = Status(config.path, config.num_steps, config.num_episodes)
         self._monitor = Monitor(config, self._driver, self._state, self._status)
         worker.on_stop = self._monitor.progress.close  # Launchers do not wait long.
         lost_ranks = LostRanks(config, self._driver, hosts, say)
@@ -125,6 +131,8 @@ class Root:
             collector = self._resume(past)
         before = self._measure_limit() if self._config.measure_limit else 0.0
         for num_steps in self._parts():
+            if collector.is_over:
+                break
             rate = self._advance(collector, num_steps)
             if self._config.measure_limit:
                 after = self._measure_limit()
@@ -137,15 +145,20 @@ class Root:
         config, policy, driver, most = self._config, self._policy, self._driver, self._lengths.most
         if config.acts_on_ranks:
             if config.has_model:
-                PolicyOnRanks(driver, policy, config.actions, config.block, config.seed)
+                takes = PolicyOnRanks(driver, policy, config.actions, config.block, config.seed).takes
+                self._asked = takes, partial(driver.call_ranks, "remind")
             return RankActions(driver)
-        if policy.call is not None and not config.asks_in_blocks:
-            return PolicyActions(driver, policy.call, most)
-        if most > 1:
-            raise too_short(most, "leave out --policy-on root")
         spaces = driver.observation_space, driver.action_space
         model = driver.worker.policy.model or load_model(policy, *spaces)
-        return ModelActions(driver, BlockPolicy(model, *spaces, config.block, config.seed))
+        if policy.call is not None and not config.asks_in_blocks and not model.takes:
+            return PolicyActions(driver, policy.call, most)
+        if most > 1:
+            raise too_short(most, "leave out --policy-on root" if config.has_model else f"give a {MAKE_POLICY}")
+        has_reset_rows = self._facts.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+        asked = BlockPolicy(model, *spaces, config.block, config.seed)
+        source = ModelActions(driver, asked, policy.name, has_reset_rows)
+        self._asked = model.takes, source.remind
+        return source
 
     def _resume(self, past: Past) -> Collector:
         """Go on from the last step that an earlier start of the run committed."""
@@ -160,8 +173,8 @@ class Root:
             check_infos(self._driver, str(stored.attributes["spaces"]), source)
             lost = bring_back(self._driver, past, columns, self._monitor.check_stop)
             self._state.catch_up_s = perf_counter() - start
-            if self._config.acts_on_ranks and self._config.has_model:
-                show_observations(self._driver, past, columns)
+            if self._asked is not None:
+                remind(self._driver, past, lost, columns, *self._asked, self._monitor.check_stop)
             say_resumed(source, past, self._config.num_steps, lost, self._state.catch_up_s)
             collector = self._make_collector(lost)
             num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
@@ -175,7 +188,9 @@ class Root:
         config, sink = self._config, self._make_sink(lost)
         self._status.tell("running", num_steps=self._state.num_safe)
         reset_seed = config.seed if self._facts.is_native else None
-        options = CollectorOptions(NUM_BLOCKS, config.batch_size or 1, reset_seed, lengths=self._lengths)
+        has_reset_rows = self._facts.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+        goal = make_goal(config, has_reset_rows, self._state.past, lost)
+        options = CollectorOptions(NUM_BLOCKS, config.batch_size or 1, reset_seed, lengths=self._lengths, goal=goal)
         self._state.collector = Collector(self._driver, self._source, sink, options, self._monitor)
         return self._state.collector
 

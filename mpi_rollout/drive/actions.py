@@ -8,6 +8,8 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from mpi_rollout.core.columns import with_masks
+from mpi_rollout.core.layout import Block
 from mpi_rollout.core.policy_kinds import MADE
 from mpi_rollout.core.spaces import Space, Tree, leaves, rows_of, tree_of
 from mpi_rollout.drive.blocks import Blocks
@@ -15,6 +17,7 @@ from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt, UsageError
 from mpi_rollout.policies.blocks import BlockPolicy, check_actions_alone
+from mpi_rollout.policies.memory import NONE, PastRows, PolicyView, Shown, check_infos
 from mpi_rollout.policies.model import Policy, PolicySource
 from mpi_rollout.policies.parameters import Layout, packed
 from mpi_rollout.process.exits import ends_forked
@@ -61,7 +64,8 @@ class PolicyOnRanks:
     """The policy that ranks ask for the actions of their own envs.
 
     Each rank may have made it with random numbers of its own.  Then all get the parameters of the root's.  `actions`
-    is the mode of an `ActionReader`, and `version` says how many times the policy got new parameters.
+    is the mode of an `ActionReader`, `version` says how many times the policy got new parameters, and `takes` what it
+    takes besides observations.
 
     Raises
     ------
@@ -75,7 +79,7 @@ class PolicyOnRanks:
         self._driver, self.version = driver, 0
         self._newest = np.zeros(0, np.uint8)
         self._version_of: dict[Lane, int] = {}  # Where ranks get new parameters with their next order.
-        driver.call_ranks("use_policy", source, actions, block, seed)
+        self.takes = NONE.union(*driver.call_ranks("use_policy", source, actions, block, seed))
         is_made = source.kind == MADE
         facts = driver.call_ranks("parameter_facts", is_made and driver.exchanges.division.num_ranks > 1)
         if is_made:
@@ -137,17 +141,24 @@ def _words(layout: Layout | None) -> str:
 
 
 class ModelActions:
-    """A model on the root, which is asked for fixed blocks of envs, and for one step."""
+    """A model on the root, which is asked for fixed blocks of envs, and for one step.
 
-    def __init__(self, driver: Driver, policy: BlockPolicy):
-        self._driver, self._policy = driver, policy
+    `name` is for messages.  Envs that have reset rows begin the next episode in the step after an end.
+    """
+
+    def __init__(self, driver: Driver, policy: BlockPolicy, name: str, has_reset_rows: bool):
+        self._driver, self._policy, self._stepped = driver, policy, set[Lane]()
+        self._info_names = [leaf.path for leaf in with_masks(driver.exchanges.contents.kept_infos)]
+        check_infos(policy.takes, bool(self._info_names), name)
+        self._views = {lane: PolicyView(lane.num_envs, has_reset_rows) for lane in driver.lanes}
 
     def send(self, spans: Sequence[Span], blocks: Blocks) -> None:
         driver = self._driver
         for span in spans:
             lane, step, _ = span
             observations = last_observations(driver.observation_space, [span], blocks)
-            acted = _asked(self._policy, observations, lane.exchange.partition.envs, step)
+            shown = self._shown(lane, *blocks.at(step)) if self._policy.takes else None
+            acted = _asked(self._policy, observations, lane.exchange.partition.envs, step, shown)
             driver.clock.lap("policy")
             arrays = driver.read(acted.actions, lane.env_indices)
             block, row = blocks.at(step)
@@ -155,6 +166,22 @@ class ModelActions:
                 array[row, lane.envs] = values
             _store(blocks, lane, step, [array[np.newaxis] for array in arrays])
             driver.send(lane, arrays, 1, step)
+
+    def _shown(self, lane: Lane, block: Block, row: int) -> Shown:
+        """Return what a lane's envs show besides observations; its last slots say which episodes have ended."""
+        view, exchange = self._views[lane], lane.exchange
+        if lane in self._stepped:
+            view.note_step(*(exchange.take(column) for column in exchange.columns.results[1:]))
+        self._stepped.add(lane)
+        pairs = zip(self._info_names, block.info_arrays, strict=True)
+        view.note_infos({name: array[row, lane.envs] for name, array in pairs})
+        return view.take()
+
+    def remind(self, rows: PastRows) -> None:
+        """Remind the policy of these rows of all envs, with which a run is continued."""
+        for lane in self._driver.lanes:
+            rows.remind(self._policy, lane.exchange.partition.envs)
+            self._views[lane].resume(rows.starts[lane.envs], rows.num_steps)
 
 
 class PolicyActions:

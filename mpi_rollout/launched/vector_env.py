@@ -178,7 +178,9 @@ class LaunchedVectorEnv(MPIVectorEnv):
                 self._channel.send(call, is_laid or not (args or kwargs), self._memory.sent if is_laid else None)
                 self._is_open = True
                 answer = self._take()
-        except ERRORS:
+        except ERRORS as error:
+            if isinstance(error, TimeoutError) and error.errno is None:  # A signal handler of the program raised it.
+                raise
             self._lost = RankLost(self._job.last_words("the job of the ranks has ended"))
             raise self._lost from None
         return self._value(*answer)  # Not above: what it raises may be an OSError of an env.

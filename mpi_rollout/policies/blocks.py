@@ -3,10 +3,13 @@
 The result of a float32 network for a row depends on the number of rows, in the last bits: a matrix product takes other
 paths for other sizes.  So a model is always called with as many rows, and an env is always in the same place of them:
 block b has the envs from b * B on.  Rows of envs that are not asked for are zero, and their actions are dropped.
+
+The state of a policy that remembers is kept here, block by block, for the same neighbouring envs; in other rows of
+their blocks an episode begins in each step, so that nothing grows there.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -14,6 +17,7 @@ from gymnasium import spaces
 from mpi_rollout.core.seeding import model_key
 from mpi_rollout.core.spaces import Leaf, Space, Tree, is_castable, leaves, tree_of
 from mpi_rollout.errors import ActionError
+from mpi_rollout.policies.memory import INFOS, STARTS, STATE, Shown, kept
 from mpi_rollout.policies.model import Model
 from mpi_rollout.policies.sampling import Uniforms
 from mpi_rollout.text import words_of
@@ -35,6 +39,7 @@ class _Room(NamedTuple):
     blocks: list[tuple[slice, Tree, np.ndarray]]  # Of each block the rows, the observations and the env indices.
     uniforms: Uniforms
     no_uniforms: np.ndarray
+    num_padded: int  # All rows.
 
 
 class BlockPolicy:
@@ -55,6 +60,8 @@ class BlockPolicy:
         self._model, self._block = model, block
         self._observation_space, self._action_space = observation_space, action_space
         self._observation_leaves, self._action_leaves = leaves(observation_space), leaves(action_space)
+        self.takes = model.takes
+        self._states: dict[range, list[Any]] = {}  # A state for each block, after its last call.
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
@@ -62,13 +69,13 @@ class BlockPolicy:
         self._key = model_key(seed)
         self._rooms: dict[range, _Room] = {}
 
-    def __call__(self, observations: Tree, envs: range, step: int) -> Acted:
-        """Ask the policy for some neighbouring envs in a step of the run.
+    def __call__(self, observations: Tree, envs: range, step: int, shown: Shown | None = None) -> Acted:
+        """Ask the policy for some neighbouring envs in a step of the run; if it `takes` more, `shown` has it.
 
         Raises
         ------
         ActionError
-            The model gave actions of another number of envs.
+            The model gave actions, or a state, of another number of envs.
         """
         room = self._rooms.get(envs)
         if room is None:
@@ -81,14 +88,47 @@ class BlockPolicy:
         if self._model.num_uniforms:
             room.uniforms.forget(step)
             uniforms = room.uniforms.at(step)
-        parts = [
-            self._read(self._model.act(given, indices, uniforms[block]), len(indices))
-            for block, given, indices in room.blocks
-        ]
+        if shown is not None and self.takes:
+            parts = self._ask_more(room, uniforms, shown, self._states.setdefault(envs, [None] * len(room.blocks)))
+        else:
+            parts = [
+                self._read(self._model.act(given, indices, uniforms[block]), len(indices))
+                for block, given, indices in room.blocks
+            ]
         columns = parts[0] if len(parts) == 1 else [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
         columns = [column[room.rows] for column in columns]
         num_actions = len(self._action_leaves)
         return Acted(tree_of(self._action_space, columns[:num_actions]), columns[num_actions:])
+
+    def _ask_more(self, room: _Room, uniforms: np.ndarray, shown: Shown, states: list[Any]) -> list[list[np.ndarray]]:
+        """Ask a model that takes more than observations; keep its new states."""
+        starts = np.ones(room.num_padded, np.bool_)
+        starts[room.rows] = shown.episode_starts
+        infos = {name: np.zeros((len(starts), *array.shape[1:]), array.dtype) for name, array in shown.infos.items()}
+        for name, array in shown.infos.items():
+            infos[name][room.rows] = array
+        parts = []
+        for number, (block, given, indices) in enumerate(room.blocks):
+            others = {STATE: states[number], STARTS: starts[block]}
+            others[INFOS] = {name: array[block] for name, array in infos.items()}
+            others = {name: value for name, value in others.items() if name in self.takes}
+            returned = self._model.act(given, indices, uniforms[block], **others)
+            if STATE in self.takes:
+                returned, state = self._without_state(returned)
+                states[number] = kept(state, len(indices))
+            parts.append(self._read(returned, len(indices)))
+        return parts
+
+    def _without_state(self, returned: object) -> tuple[Tree, object]:
+        """Take what a model returned apart: actions, maybe with extras, and its new state."""
+        wanted = ("actions", "extras", STATE) if self._model.extras else ("actions", STATE)
+        if not isinstance(returned, tuple) or len(returned) != len(wanted):
+            raise ActionError(
+                f"the policy takes {STATE}, and must return {', '.join(wanted)} as a tuple of {len(wanted)}, got "
+                + (f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__)
+            )
+        *others, state = returned
+        return (others[0] if len(others) == 1 else tuple(others)), state
 
     def _room_for(self, envs: range) -> _Room:
         size = self._block or len(envs)
@@ -103,7 +143,7 @@ class BlockPolicy:
         shown = [buffer[rows] for buffer in buffers]
         padding = [part for buffer in buffers for part in (buffer[: rows.start], buffer[rows.stop :]) if len(part)]
         uniforms = Uniforms(self._key, padded, self._model.num_uniforms)
-        return _Room(rows, shown, padding, blocks, uniforms, np.zeros((len(padded), 0)))
+        return _Room(rows, shown, padding, blocks, uniforms, np.zeros((len(padded), 0)), len(padded))
 
     def _read(self, given: Tree, size: int) -> list[np.ndarray]:
         """Return an array (size, ...) for each leaf of the actions, and one for each extra."""

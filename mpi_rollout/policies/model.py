@@ -12,6 +12,7 @@ from mpi_rollout.core.columns import typed_leaves
 from mpi_rollout.core.policy_kinds import MAKE_POLICY
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
 from mpi_rollout.errors import Option, PolicyError, UsageError
+from mpi_rollout.policies.memory import NONE, names_taken
 from mpi_rollout.policies.parameters import load_module
 from mpi_rollout.process.paths import load_callable
 from mpi_rollout.text import words_of
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
 
 DETERMINISTIC, SAMPLE = "deterministic", "sample"
 POLICY = Option("policy")
-Policy: TypeAlias = Callable[[Tree], Tree]  # It takes a batch of observations and returns a batch of actions.
-Act: TypeAlias = Callable[[Tree, np.ndarray, np.ndarray], Tree]  # See `Model`.
+Policy: TypeAlias = Callable[..., Tree]  # It takes a batch of observations and returns a batch of actions.
+Act: TypeAlias = Callable[..., Tree]  # See `Model`.
 
 
 @dataclass(frozen=True)
 class Model:
     """A policy that is asked for the actions of a block of envs.
 
-    It has no memory of earlier calls: what it returns for an env depends on that env's arguments only.
+    What it returns for an env depends on that env's arguments only; of earlier calls it knows by its state alone.
 
     Attributes
     ----------
@@ -37,19 +38,25 @@ class Model:
         Takes three arguments: observations of shape (num_envs, ...), or a tree of such arrays, in which rows of envs
         that are not asked for are zero; env_indices (num_envs,) int64; and uniforms (num_envs, num_uniforms) float64
         in [0, 1), which are those of (seed, env index, step), whichever rank asks.  It returns actions of shape
-        (num_envs, ...), or a tree of such arrays; with `extras` a pair of these and a dict of arrays (num_envs, ...).
+        (num_envs, ...), or a tree of such arrays; with `extras` also a dict of arrays (num_envs, ...); with a state
+        also the new state: all of these in one tuple.
     num_uniforms
         Random numbers that it needs for each env and step; 0 where it does not draw.
     extras
         What it gives besides actions.
     owner
         Has the parameters: a torch module, or an object with `parameters` and `load`.
+    takes
+        Which of the keywords state, episode_starts and infos `act` takes.  The state is None at first, and then what
+        `act` returned for these envs: arrays (num_envs, ...), in dicts, tuples or lists.  Where `episode_starts`
+        (num_envs,) is true, an env begins with a new state.  `infos` is a dict of arrays (num_envs, ...) and of masks.
     """
 
     act: Act
     num_uniforms: int = 0
     extras: tuple[Leaf, ...] = ()
     owner: object = None
+    takes: frozenset[str] = NONE
 
     def parameters(self) -> dict[str, object] | None:
         """Return its parameters, arrays or tensors by their names; None if it has none that can be set."""
@@ -86,15 +93,15 @@ class PolicySource:
     call: Policy | None = None  # The callable of the kind "called", on the rank that has it.
 
 
-def called_model(policy: Policy, space: Space) -> Model:
-    """Return a model that asks a callable for blocks; `space` is of one env's observations."""
+def called_model(policy: Policy, space: Space, name: str) -> Model:
+    """Return a model that asks a callable of this name for blocks; `space` is of one env's observations."""
     parts = leaves(space)
 
-    def act(observations: Tree, _env_indices: np.ndarray, _uniforms: np.ndarray) -> Tree:
+    def act(observations: Tree, _env_indices: np.ndarray, _uniforms: np.ndarray, **others: object) -> Tree:
         # What a callable gets is its own: it may keep it.
-        return policy(tree_of(space, [np.array(leaf.of(observations)) for leaf in parts]))
+        return policy(tree_of(space, [np.array(leaf.of(observations)) for leaf in parts]), **others)
 
-    return Model(act)
+    return Model(act, takes=names_taken(policy, 1, name))
 
 
 def make_model(spec: str | Callable[[], object]) -> Model:
@@ -111,10 +118,12 @@ def make_model(spec: str | Callable[[], object]) -> Model:
 def made_model(policy: object, name: str) -> Model:
     """Return the model that a `make_policy` of this name made; UsageError if it is none.
 
-    It has a method `act(observations, env_indices, uniforms)`, and may have `num_uniforms` and `extras`.
+    It has a method `act(observations, env_indices, uniforms)`, which may take what `Model.takes` says too, and it may
+    have `num_uniforms` and `extras`.
     """
     act = getattr(policy, "act", None)
-    if not _takes_three(act):
+    takes = names_taken(act, 3, name) if callable(act) else NONE
+    if not _takes_three(act, takes):
         raise UsageError(
             POLICY,
             f" {name} must return an object with a method act(observations, env_indices, uniforms), got "
@@ -125,7 +134,7 @@ def made_model(policy: object, name: str) -> Model:
         raise UsageError(
             POLICY, f" {name}: num_uniforms must be a number of random numbers for each env, got {number!r}"
         )
-    return Model(act, int(number), _extras_of(policy, name), owner=policy)
+    return Model(act, int(number), _extras_of(policy, name), policy, takes)
 
 
 def _extras_of(policy: object, name: str) -> tuple[Leaf, ...]:
@@ -141,11 +150,11 @@ def _extras_of(policy: object, name: str) -> tuple[Leaf, ...]:
         raise UsageError(POLICY, f" {what}: {error}") from error
 
 
-def _takes_three(act: object) -> TypeGuard[Act]:
+def _takes_three(act: object, others: frozenset[str]) -> TypeGuard[Act]:
     if not callable(act):
         return False
     try:
-        signature(act).bind(None, None, None)
+        signature(act).bind(None, None, None, **dict.fromkeys(others))
     except TypeError:
         return False
     except ValueError:  # C code may not tell its signature.

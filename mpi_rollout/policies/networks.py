@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from mpi_rollout.core.spaces import Leaf, Space, Tree, bounds_of, leaves, tree_of
 from mpi_rollout.errors import ActionError, Option, UsageError
+from mpi_rollout.policies.memory import INFOS, STARTS, STATE
 from mpi_rollout.policies.model import DETERMINISTIC, SAMPLE, Model
 from mpi_rollout.policies.sampling import bernoulli, gaussian, modes, multi_categorical, num_normal_uniforms
 from mpi_rollout.text import shortened
@@ -133,7 +134,10 @@ def try_model(model: Model, observation_space: Space) -> None:
     for rows in TRIAL_ROWS:
         zeros = [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in parts]
         try:
-            model.act(tree_of(observation_space, zeros), np.arange(rows), np.zeros((rows, model.num_uniforms)))
+            others: dict[str, object] = {STATE: None, STARTS: np.ones(rows, np.bool_), INFOS: {}}
+            others = {name: value for name, value in others.items() if name in model.takes}
+            uniforms = np.zeros((rows, model.num_uniforms))
+            model.act(tree_of(observation_space, zeros), np.arange(rows), uniforms, **others)
         except ActionError as error:
             raise ActionError(NO_ENV * (" are NaN" in str(error)) + str(error)) from error
         except UsageError:

@@ -175,7 +175,7 @@ def load_model(source: PolicySource, observation_space: Space, action_space: Spa
     if source.kind == MADE:
         return make_model(source.name)
     if source.call is not None:
-        return called_model(source.call, observation_space)
+        return called_model(source.call, observation_space, source.name)
     form = FORMATS[source.kind]
     try:
         loader = import_module(f"mpi_rollout.policies.{form.loader}")

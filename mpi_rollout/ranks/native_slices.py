@@ -19,6 +19,7 @@ from mpi_rollout.envs.outputs import Casting, misfit
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns, as_rollout
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.exchange import Exchange
+from mpi_rollout.policies.memory import NONE
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.slices import OF_RESET, Choose, Slice
 from mpi_rollout.ranks.watchdog import Work
@@ -52,8 +53,8 @@ class NativeSlice(Slice):
             layout = SlotLayout(self.envs.single_observation_space, self.envs.num_envs)
             self._unread = layout.columns(np.zeros(layout.nbytes, np.uint8), self.envs.num_envs)
 
-    def use_policy(self, choose: Choose) -> None:
-        super().use_policy(choose)
+    def use_policy(self, choose: Choose, takes: frozenset[str] = NONE) -> None:
+        super().use_policy(choose, takes)
         self._rollout = None
 
     def _can_roll(self) -> bool:

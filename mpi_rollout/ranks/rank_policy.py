@@ -9,6 +9,7 @@ from mpi_rollout.core.spaces import Tree
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt, UsageError
 from mpi_rollout.policies.action_check import ActionReader
 from mpi_rollout.policies.blocks import BlockPolicy
+from mpi_rollout.policies.memory import NONE, PastRows, Shown, check_infos
 from mpi_rollout.policies.model import Model, PolicySource
 from mpi_rollout.policies.parameters import Layout, layout_of, packed, unpacked
 from mpi_rollout.policies.sources import load_model
@@ -31,19 +32,26 @@ class RankPolicy:
     @property
     def methods(self) -> tuple[Callable[..., object], ...]:
         """Return those that the root may call by name."""
-        return self.use_policy, self.seed_policy, self.show_observations, self.parameter_facts, self.load_parameters
+        return self.use_policy, self.seed_policy, self.remind, self.parameter_facts, self.load_parameters
 
-    def use_policy(self, source: PolicySource, actions: str, block: int, seed: int) -> None:
-        """Let this policy choose the actions of this rank's envs, read in this mode of an `ActionReader`."""
+    def use_policy(self, source: PolicySource, actions: str, block: int, seed: int) -> frozenset[str]:
+        """Let this policy choose the actions of this rank's envs, read in this mode of an `ActionReader`.
+
+        Return what it takes besides observations, see `policies.memory`.
+        """
         for slice_ in self._slices:
             spaces = slice_.envs.single_observation_space, slice_.envs.single_action_space
             self.model = self.model or load_model(source, *spaces)
             if self._asked is None:
                 self._asked = BlockPolicy(self.model, *spaces, block, seed)
                 self._read = ActionReader(spaces[1], actions)
-            slice_.use_policy(self.choose)
+            check_infos(self.model.takes, bool(slice_.exchange.layout.infos), source.name)
+            slice_.use_policy(self.choose, self.model.takes)
+        return self.model.takes if self._slices and self.model is not None else NONE
 
-    def choose(self, observations: Tree, envs: range, step: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def choose(
+        self, observations: Tree, envs: range, step: int, shown: Shown | None = None
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return an array (num_envs, ...) for each leaf of the actions, and one for each extra; see `BlockPolicy`.
 
         Raises
@@ -55,17 +63,20 @@ class RankPolicy:
         if self._is_outdated:
             raise PolicyError("policy: it could not load the last parameters; send others by set_policy")
         try:
-            acted = self._asked(observations, envs, step)
+            acted = self._asked(observations, envs, step, shown)
         except (ActionError, SignalInterrupt):
             raise
         except Exception as error:
             raise PolicyError(f"policy: {words_of(error)}") from error
         return self._read(acted.actions, envs), acted.extras
 
-    def show_observations(self, arrays: Sequence[np.ndarray]) -> None:
-        """Take these as the last observations of all envs, an array (num_envs, ...) for each leaf."""
+    def remind(self, rows: PastRows) -> None:
+        """Remind the policy of these rows of all envs; the last of them is what envs show now."""
         for slice_ in self._slices:
-            slice_.show(arrays)
+            assert self._asked is not None, "the root has it used first"
+            envs = slice_.env_indices
+            observations, shown = rows.remind(self._asked, envs)
+            slice_.show(observations, shown.infos, rows.starts[envs.start : envs.stop], rows.num_steps)
 
     def seed_policy(self, seed: int) -> None:
         """Draw from this seed from now on."""

@@ -180,6 +180,7 @@ class RankEnvs:
         if self.model is not None:
             marks["the extras of the policy"] = json.dumps(describe_leaves(self.model.extras))
             marks["num_uniforms of the policy"] = str(self.model.num_uniforms)
+            marks["what act of the policy takes"] = ", ".join(sorted(self.model.takes))
         if self.facts is None:
             return marks
         return marks | {

@@ -4,12 +4,14 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
+from mpi_rollout.core.columns import with_masks
 from mpi_rollout.core.layout import RESTARTED
 from mpi_rollout.core.spaces import Tree, leaves, tree_of
 from mpi_rollout.envs.infos import MaskColumn
@@ -19,13 +21,14 @@ from mpi_rollout.envs.single_envs import Restart
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import TRAINERS_WAY_OUT, write_columns
 from mpi_rollout.exchange.orders import Command
+from mpi_rollout.policies.memory import NONE, PolicyView, Shown
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.watchdog import Work
 
 OF_RESET = "observations", "infos"
 OF_STEP = "observations", "rewards", "terminations", "truncations", "infos"
 RUNS_WAY_OUT = "give --store-infos the type that the envs have, or leave this info out"
-Choose = Callable[[Tree, range, int], tuple[list[np.ndarray], list[np.ndarray]]]
+Choose = Callable[[Tree, range, int, Shown | None], tuple[list[np.ndarray], list[np.ndarray]]]
 
 
 class Slice(ABC):
@@ -59,6 +62,7 @@ class Slice(ABC):
         self._space, self._action_leaves = envs.single_action_space, leaves(envs.single_action_space)
         self._random = random
         self._choose: Choose | None = None
+        self._view: PolicyView | None = None  # For a policy that takes more than observations.
         self._is_asking = False  # The policy, and no env, is at work.
         self._is_replaying = False  # Steps are taken again.
         self._replaying: ReplayingEnvs | None = None  # Takes those of running episodes.
@@ -92,9 +96,13 @@ class Slice(ABC):
         """Take all steps of an order in one call, which no signal cuts short."""
         raise NotImplementedError
 
-    def use_policy(self, choose: Choose) -> None:
-        """Let a policy choose the actions where an order leaves that to the ranks; see `RankPolicy.choose`."""
+    def use_policy(self, choose: Choose, takes: frozenset[str] = NONE) -> None:
+        """Let a policy choose where an order leaves that to the ranks; `takes` is what it gets besides observations."""
         self._choose = choose
+        if takes:
+            self._info_names = [leaf.path for leaf in with_masks(self.exchange.layout.infos)]
+            has_reset_rows = self.envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+            self._view = PolicyView(len(self.env_indices), has_reset_rows)
 
     def reset(self, seed: Seeds = None, mask: np.ndarray | None = None, options: Options = None) -> None:
         """Reset the envs, or those of a mask over all envs of the job; `seed` and `options` are for all envs too.
@@ -112,6 +120,8 @@ class Slice(ABC):
             assert not isinstance(options, Sequence), "a mask comes with a dict of options, or none"
             options = {**(options or {}), "reset_mask": mask[mine]}
         self._fill(self.envs.reset(seed=seed, options=options))  # type: ignore[arg-type]  # Lists too, in a loop.
+        if self._view is not None:
+            self._view.note_reset(None if mask is None else mask[mine])
 
     def at_work(self) -> Work | None:
         """Return the call that is under way, of one env or of all; for another thread to ask.  A policy may be slow."""
@@ -194,8 +204,9 @@ class Slice(ABC):
         """Ask the policy for the actions of a step, with what the step before has led to."""
         assert self._choose is not None
         self._is_asking = True
+        shown = None if self._view is None else self._view.take()
         try:
-            actions, extras = self._choose(self.last_observations, self.env_indices, self.num_steps)
+            actions, extras = self._choose(self.last_observations, self.env_indices, self.num_steps, shown)
         finally:
             self._is_asking = False
         for array, chosen in zip(choices, [*actions, *extras], strict=False):  # Extras may have no column.
@@ -216,10 +227,16 @@ class Slice(ABC):
             else:
                 column[: self.num_done] = array[: self.num_done]
 
-    def show(self, arrays: Sequence[np.ndarray]) -> None:
-        """Show the policy these arrays, one for each leaf, as the last observations of all envs of the job."""
-        for leaf, array in zip(leaves(self.envs.single_observation_space), arrays, strict=True):
-            leaf.of(self.last_observations)[...] = array[self.env_indices.start : self.env_indices.stop]
+    def show(self, observations: Tree, infos: Mapping[str, np.ndarray], starts: np.ndarray, step: int) -> None:
+        """Show the policy these as the envs' last observations and infos, with step `step` to come next.
+
+        `starts` are the steps in which the envs' running episodes began.
+        """
+        for leaf in leaves(self.envs.single_observation_space):
+            leaf.of(self.last_observations)[...] = leaf.of(observations)
+        if self._view is not None:
+            self._view.resume(starts, step)
+            self._view.note_infos(infos)
 
     def _note_restarts(self, row: int) -> None:
         """Note which envs were restarted in a step; report it with the slot where the infos of a trainer do not."""
@@ -269,6 +286,8 @@ class Slice(ABC):
     def _fill(self, outputs: Reset | Step, row: int = 0, names: tuple[str, ...] = OF_RESET) -> None:
         """Fill a row of the slot with what the envs gave, and send their infos after it."""
         self._put(outputs, row, names)
+        if self._view is not None and names is OF_STEP:
+            self._view.note_step(*outputs[2:4])
         infos, leaves_of_infos = outputs[-1], self.exchange.layout.infos
         if infos and self.exchange.contents.pickles_infos:
             self._put_infos(infos, row)
@@ -276,3 +295,5 @@ class Slice(ABC):
             columns = self.exchange.slot_rows[row].info_arrays
             for leaf, (values, mask) in zip(leaves_of_infos, columns, strict=True):
                 write_columns(infos, leaf, values, mask, self.env_indices.start, self._way_out)
+            if self._view is not None:
+                self._view.note_infos(dict(zip(self._info_names, chain.from_iterable(columns), strict=True)))

@@ -10,18 +10,18 @@ from envs import Counting
 
 
 class Interrupting(Counting):
-    """Sends the trainer Ctrl-C's signal in its second step, `times` times; with 2, the step then lasts until `go`."""
+    """Sends the trainer a signal in its second step, `times` times; with 2, the step then lasts until `go` is there."""
 
-    def __init__(self, trainer: int, times: int, go: str):
+    def __init__(self, trainer: int, times: int, go: str, number: int = signal.SIGINT):
         super().__init__()
-        self.trainer, self.times, self.go, self.num_steps = trainer, times, Path(go), 0
+        self.trainer, self.times, self.go, self.number, self.num_steps = trainer, times, Path(go), number, 0
 
     def step(self, action):
         self.num_steps += 1
         if self.num_steps == 2:
             for number in range(self.times):
                 time.sleep(1.5 * bool(number))  # A second one is one that comes a second later.
-                os.kill(self.trainer, signal.SIGINT)
+                os.kill(self.trainer, self.number)
             while self.times == 2 and not self.go.exists():
                 time.sleep(0.01)
         return super().step(action)

@@ -1,6 +1,7 @@
 """`launch`: a process without MPI has the envs of ranks that it has started, as `connect` gives them."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -191,17 +192,29 @@ def test_what_cannot_be_started_is_one_clear_error(name: str, monkeypatch: pytes
     assert "\n" not in str(caught.value)
 
 
+def raise_timeout(number: int, frame: object) -> None:
+    raise TimeoutError("the program's own")
+
+
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("times", [1, 2])
-def test_after_an_interrupt_the_envs_go_on(num_ranks: int, times: int, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("number", "times", "error"),
+    [(signal.SIGINT, 1, KeyboardInterrupt), (signal.SIGINT, 2, KeyboardInterrupt), (signal.SIGALRM, 1, TimeoutError)],
+)
+def test_after_an_interrupt_the_envs_go_on(
+    num_ranks: int, number: int, times: int, error: type, tmp_path: Path, request
+):
     """One interrupt waits for the step's end; a second one does not, and the ranks finish that step."""
-    kwargs = [{"trainer": os.getpid(), "times": times * (env == 3), "go": f"{tmp_path}/go"} for env in range(4)]
-    with launch(Interrupting, 4, num_ranks, env_kwargs=kwargs) as envs:
+    own = {"trainer": os.getpid(), "go": f"{tmp_path}/go", "number": number}
+    before = signal.signal(signal.SIGALRM, raise_timeout)
+    request.addfinalizer(lambda: signal.signal(signal.SIGALRM, before))
+    with launch(
+        Interrupting, 4, num_ranks, env_kwargs=[own | {"times": times * (env == 3)} for env in range(4)]
+    ) as envs:
         first = envs.reset(seed=0)[0]
         envs.step(np.full(4, 3))
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(error):
             envs.step(np.full(4, 3))
-        assert (tmp_path / "go").exists() is False
         (tmp_path / "go").touch()
         third = envs.step(np.full(4, 3))[0]
         assert (third[:, 2] - first[:, 2]).tolist() == [3] * 4

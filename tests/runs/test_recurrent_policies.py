@@ -1,0 +1,126 @@
+"""Policies with a memory, and with infos: the same bytes wherever they are asked, also in a run that is continued."""
+
+import re
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from jobs import Job, Start, assert_same_bytes, datasets, once
+
+SHORT = ("--env-kwargs", '{"max_episode_steps": 17}', "--env", "CartPole-v1", "--num-envs", "70", "--seed", "3")
+MASKED = ("--env-factory", "masked_envs:Masked", "--num-envs", "7", "--store-infos", '{"action_mask": [int8, 5]}')
+RUNS = {
+    "draws": (*SHORT, "--policy", "recurrent_policies:gru.make_policy", "--store-extras"),
+    "torch": (*SHORT, "--policy", "recurrent_policies:torch_gru.make_policy"),
+    "a callable": (*SHORT, "--policy", "recurrent_policies:every_third"),
+    "faults": (
+        *("--env-factory", "telling_envs:Restarting", "--max-env-restarts", "10", "--num-envs", "7"),
+        *("--policy", "recurrent_policies:every_third_from_two", "--policy-block", "4"),
+    ),
+    "infos": (*MASKED, "--policy", "recurrent_policies:allowing.make_policy"),
+    "infos on the root": (*MASKED, "--policy", "recurrent_policies:allowed"),
+}
+ROOT = ("--policy-on", "root")
+ANYWHERE = [(), ROOT, ("--fragment-length", "16"), ("--batch-size", "1"), ("--num-groups", "2", *ROOT)]
+ON_THE_ROOT = [(), ("--batch-size", "1"), ("--num-groups", "2"), ("--policy-block", "8")]
+NUM_STEPS, NUM_FIRST = 60, 43
+
+
+def ways_of(name: str, num_ranks: int | None) -> list[tuple[str, ...]]:
+    """In which ways a run is done on some ranks: in all of them on three."""
+    ways = ON_THE_ROOT if name in ("a callable", "faults", "infos on the root") else ANYWHERE
+    return ways[: {2: 2, 3: 3 if name == "torch" else len(ways)}.get(num_ranks, 1)]
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory):
+    @once
+    def files(num_ranks: int | None) -> dict[str, list[Path]]:
+        job, commands, paths = Job(tmp_path_factory.mktemp("runs"), libraries=("torch",)), [], {}
+        for name, run in RUNS.items():
+            if name == "torch" and not has_torch():
+                continue
+            for number, way in enumerate(ways_of(name, num_ranks)):
+                out = f"{name}-{number}.h5"
+                paths.setdefault(name, []).append(job.folder / out)
+                parts = [NUM_STEPS] if num_ranks is None else [NUM_FIRST, NUM_STEPS]
+                commands += [(*run, *way, "--wait", "sleep", "--num-steps", str(n), "--out", out) for n in parts]
+        assert job.train(num_ranks, "runs", commands) == [0] * len(commands)
+        return paths
+
+    return files
+
+
+def has_torch() -> bool:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.any_mpi
+@pytest.mark.parametrize("name", RUNS)
+def test_no_place_of_a_memory_and_no_stop_changes_the_data(collected, num_ranks: int, name: str):
+    if name == "torch":
+        pytest.importorskip("torch")
+    first = datasets(collected(None)[name][0])
+    for path in collected(num_ranks)[name]:
+        assert_same_bytes(datasets(path), first)
+
+
+def ages_in(path: Path) -> np.ndarray:
+    """For each step and env, the steps since its episode began; -1 where there is none."""
+    with h5py.File(path) as file:
+        ages, episodes = np.full(file["trajectories/rewards"].shape, -1), file["episodes"][...]
+    for env in range(ages.shape[1]):
+        own = episodes[episodes["env_index"] == env]
+        for start, length in zip(own["start"], own["length"], strict=True):
+            ages[start : start + length, env] = np.arange(length)
+    return ages
+
+
+def test_a_state_is_that_of_the_running_episode(collected):
+    path = collected(None)["draws"][0]
+    ages, own = ages_in(path), datasets(path)["extras/age"]
+    assert (ages >= 0).mean() > 0.5 and ages.max() == 16
+    assert (own[ages >= 0] == ages[ages >= 0]).all()
+
+
+@pytest.mark.parametrize(("name", "first_action"), [("a callable", 0), ("faults", 2)])
+def test_a_callable_with_a_state_acts_by_the_steps_of_an_episode(collected, name: str, first_action: int):
+    path = collected(None)[name][0]
+    ages, actions = ages_in(path), datasets(path)["actions"]
+    is_known = ages >= 0
+    assert is_known.any() and (actions[is_known] - first_action == (ages[is_known] % 3 == 2)).all()
+
+
+WRONG = {
+    "no_state.make_policy": (65, r"takes state, and must return actions, state as a tuple of 2, got ndarray"),
+    "many.make_policy": (65, r"must return actions, state as a tuple of 2, got a tuple of 3"),
+    "axis.make_policy": (65, r"state must have arrays of 64 envs on the first axis, got one of shape \(1, 9, 4\)"),
+    "forgetful.make_policy": (64, r"takes state, and must also take episode_starts"),
+    "allowing.make_policy": (64, r"takes infos, and nobody asks the envs .* give --store-infos"),
+    "allowed": (64, r"allowed takes infos, and nobody asks the envs .* give --store-infos"),
+}
+
+
+def run_of_wrong(policy: str) -> tuple[str, ...]:
+    sizes = ("--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "9", "--progress", "none")
+    return (*sizes, "--policy", f"recurrent_policies:{policy}", "--out", f"{policy}.h5")
+
+
+def test_a_wrong_memory_ends_the_run_of_one_process_in_one_line(job: Job):
+    results = job.series([Start(run_of_wrong(policy)) for policy in [*WRONG, "state_alone"]])
+    for result, (code, message) in zip(results, WRONG.values(), strict=False):
+        assert result.code == code and len(result.messages) == 1 and re.search(message, result.messages[0]), result.err
+    assert results[-1].code == 0, results[-1].err  # It has no memory: `state` is its first argument.
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("policy", ["axis.make_policy", "allowing.make_policy"])
+def test_a_wrong_memory_ends_the_run_of_ranks_in_one_line(job: Job, num_ranks: int, policy: str):
+    result, (code, message) = job(num_ranks, *run_of_wrong(policy)), WRONG[policy]
+    assert result.code == code and len(result.messages) == 1 and re.search(message, result.messages[0]), result.err
