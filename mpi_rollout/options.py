@@ -155,7 +155,7 @@ def json_value(text: str) -> object:
         raise UsageError(f"{example}, got {text!r}: {error}") from error
 
 
-READERS = {"env_kwargs": json_value, "store_infos": read_types, "out": path}
+READERS = {"env_kwargs": json_value, "store_infos": read_types, "out": path, "log_dir": path}
 
 
 def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:

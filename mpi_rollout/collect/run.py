@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.collect.root import Root
+from mpi_rollout.collect.scalars import check_log_dir
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.partition import Division
@@ -162,6 +163,7 @@ def prepare(
         from mpi_rollout.storage.output import claim_output  # h5py is for the root alone.
 
         output = claim_output(config)
+        check_places(config)
         source = find_source(config.policy, config.policy_mode, config.trust_policy)
     rank_envs = make_rank_envs(plan, comm.rank)
     check_facts(config, rank_envs.facts)
@@ -185,6 +187,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         seed_global_generators(config.seed, world.ROOT)
         plan = plan_of(config, num_ranks)
         check_output(config)
+        check_places(config)
         source = find_source(config.policy, config.policy_mode, config.trust_policy)
         envs = make_slice(plan.make, range(1), config.seed, on_fault=plan.on_fault)
         facts = EnvFacts.of(envs).portable()
@@ -234,6 +237,12 @@ def check_facts(config: RolloutConfig, facts: EnvFacts | None) -> None:
         raise UsageError("--on-rank-loss shrink is for envs that begin the next episode in the step after an end")
     if config.trajectories and facts is not None:
         check_storable(facts.observation_space, facts.action_space)
+
+
+def check_places(config: RolloutConfig) -> None:
+    """Refuse what a run writes besides its output where it cannot be written."""
+    if config.log_dir:
+        check_log_dir(config.log_dir)
 
 
 def fingerprint(config: RolloutConfig, rank_envs: RankEnvs) -> dict[str, str]:
