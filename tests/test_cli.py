@@ -19,7 +19,6 @@ pytestmark = pytest.mark.any_mpi
 GOOD = ("--env-factory", "envs:Counting", "--num-envs", "4", "--num-steps", "3", "--progress", "none")
 OUT = ("--out", "run.h5")
 OTHER_VALUES = {
-    "num_episodes": "7",
     "env": "Acrobot-v1", "env_factory": "envs:Counting", "env_kwargs": '{"a": [1, null]}', "num_envs": "7",
     "num_steps": "8", "seed": "9", "policy": "policies:leaning", "out": "other.h5",
     "vectorization_mode": "vector_entry_point", "expect_ranks": "3", "progress": "bar",
