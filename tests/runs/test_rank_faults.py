@@ -199,9 +199,9 @@ def processor_s(pid: int) -> float:
 
 @pytest.mark.mpi(2)
 def test_a_disk_that_stands_still_makes_the_run_wait_and_not_the_memory_grow(job, expected, disk, num_ranks):
-    """The run has 62 MB, its three blocks 27 MB."""
+    """The run has 62 MB, its three blocks 27 MB.  Ranks spin, so that an idle root waits for the disk."""
     stuck = job.folder / "stuck"
-    run = job.start(num_ranks, *RUN, *OUT, "--json", **PACE, LD_PRELOAD=disk, DISK_FAULT="stuck")
+    run = job.start(num_ranks, *RUN, *OUT, "--json", "--wait", "spin", **PACE, LD_PRELOAD=disk, DISK_FAULT="stuck")
     run.wait_until(lambda: committed(job.folder / "run.h5.part"))
     stuck.touch()
     root = run.pid_of(0)
