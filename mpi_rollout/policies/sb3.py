@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from mpi_rollout.core.spaces import Space, Tree
 from mpi_rollout.errors import ActionError, UsageError
+from mpi_rollout.policies.devices import moving_to
 from mpi_rollout.policies.model import SAMPLE, Model, PolicySource
 from mpi_rollout.policies.networks import WAY_OUT, Head, clipped, refuse_nan
 from mpi_rollout.policies.sampling import gaussian, num_normal_uniforms
@@ -42,6 +43,8 @@ def load(source: PolicySource, observation_space: Space, action_space: Space) ->
     if isinstance(action_space, spaces.Discrete) and action_space.start:
         raise UsageError(f"SB3's actions begin with 0, the envs have {action_space}")
     policy = _built(saved, own_space, action_space)
+    with moving_to(source.device):
+        policy.to(source.device)
     exploration = float(saved.data.get("exploration_rate") or 0.0)
     if source.mode == SAMPLE and (exploration or not isinstance(policy, DQNPolicy)):
         return _drawing(policy, action_space, exploration)
@@ -84,10 +87,10 @@ def _greedy(
 
 def _best(policy: Learned, tensor: torch.Tensor, env_indices: np.ndarray) -> np.ndarray:
     if not isinstance(policy, DQNPolicy):
-        return np.asarray(policy._predict(tensor, deterministic=True).numpy())
+        return np.asarray(policy._predict(tensor, deterministic=True).numpy(force=True))
     values = policy.q_net(tensor)
-    refuse_nan(values.numpy(), env_indices, "values of actions")
-    return np.asarray(values.argmax(dim=1).numpy())
+    refuse_nan(values.numpy(force=True), env_indices, "values of actions")
+    return np.asarray(values.argmax(dim=1).numpy(force=True))
 
 
 def _exploring(
@@ -115,7 +118,7 @@ def _drawn(
         outputs = [policy.action_net(policy.mlp_extractor.forward_actor(features))]
         if is_box:
             outputs.append(policy.log_std)
-    return head([output.numpy() for output in outputs], env_indices, uniforms)
+    return head([output.numpy(force=True) for output in outputs], env_indices, uniforms)
 
 
 def _squashed(
@@ -125,7 +128,7 @@ def _squashed(
     with calling():
         tensor, _ = policy.obs_to_tensor(observations)
         mean, log_std, _ = policy.actor.get_action_dist_params(tensor)
-    drawn = np.tanh(gaussian(mean.numpy(), np.exp(log_std.numpy().astype(np.float64)), uniforms))
+    drawn = np.tanh(gaussian(mean.numpy(force=True), np.exp(log_std.numpy(force=True).astype(np.float64)), uniforms))
     return clipped(np.asarray(policy.unscale_action(drawn.reshape(-1, *space.shape))), space)
 
 
