@@ -46,7 +46,7 @@ run: install  ## collect from CartPole on 2 ranks into results/rollout.h5
 STUDIES := strong-cartpole.json strong-acrobot.json strong-humanoid.json weak.json
 ROLLOUT := $(BIN)/python -m mpi_rollout
 
-results: install  ## measure the studies of results/measured/ again, and draw them: an hour on a quiet machine
+results: install  ## measure the studies of results/measured/ again: an hour on a quiet machine
 	@# The torch without CUDA, which is 5 GB smaller; where that index cannot be reached, the one there is.
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check torch --index-url https://download.pytorch.org/whl/cpu
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[compare]'
@@ -60,7 +60,6 @@ results: install  ## measure the studies of results/measured/ again, and draw th
 	$(BIN)/python benchmarks/model show results/measured/model.json
 	$(BIN)/python benchmarks/compare.py measure overheads --out results/measured/compare.json
 	$(BIN)/python benchmarks/compare.py draw results/measured/compare.json
-	$(ROLLOUT) plot $(STUDIES:%=results/measured/%)
 
 ifdef TESTS
 test: install  ## run the whole test suite

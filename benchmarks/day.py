@@ -1,8 +1,8 @@
-"""Measure whether what a job holds grows with its time: python benchmarks/day.py run|draw [SECONDS].
+"""Measure whether what a job holds grows with its time: python benchmarks/day.py run|show [SECONDS].
 
 run   each job for some seconds on two ranks: each second the memory and the open descriptors of each rank.
       Writes day.json
-draw  make day.png and tables of day.json
+show  print the table of day.json
 """
 
 import json
@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 from measuring import MEASURED, command_of, environment, machine, table
 
-DATA, PICTURE = MEASURED / "day.json", MEASURED / "day.png"
+DATA = MEASURED / "day.json"
 MARK = "MPI_ROLLOUT_MEASURED"  # In the environment of the job's processes.
 BRIEF = "--env-factory day:Brief --num-envs 64"
 RUNS = {
@@ -154,29 +154,6 @@ def cells(name: str, job: dict) -> tuple[str, ...]:
     return name, f"{seconds:.0f}", f"{job['num_steps']:,}", *memory, descriptors
 
 
-def draw(data: dict) -> None:
-    from mpi_rollout.commands import style
-
-    figure = style.new_figure("draw", 5.2)
-    panels = figure.subplots(2, 3).ravel()
-    for axes, (name, job) in zip(panels, data["jobs"].items(), strict=False):
-        first = job["samples"][0]["time_s"]
-        minutes = [(each["time_s"] - first) / 60 for each in job["samples"]]
-        style.frame(axes, name, "minutes", "MB of memory")
-        for rank, label in enumerate(("root", "worker")):
-            look = {**style.look(rank), "marker": ""}
-            axes.plot(minutes, [each["memory_mb"][rank] for each in job["samples"]], label=label, **look)
-        axes.set_ylim(0, 1.25 * max(max(each["memory_mb"]) for each in job["samples"]))
-    style.legend(panels[0], loc="lower right")
-    panels[-1].set_axis_off()
-    style.head(
-        figure,
-        "What a job holds does not grow with its time",
-        [data["machine"], "two ranks; other programs used the machine"],
-    )
-    style.save(figure, "draw", str(PICTURE))
-
-
 if __name__ == "__main__":
     way, seconds = sys.argv[1], int(float(sys.argv[-1])) if len(sys.argv) > 2 else 120
     if way == "train":
@@ -186,6 +163,5 @@ if __name__ == "__main__":
         DATA.write_text(json.dumps(found) + "\n")
     else:
         found = json.loads(DATA.read_text())
-        draw(found)
         head = "job", "seconds", "steps of each env", "root, MB", "worker, MB", "descriptors of both"
         table(head, (cells(name, job) for name, job in found["jobs"].items()))

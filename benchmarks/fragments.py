@@ -17,6 +17,7 @@ import shlex
 import statistics
 import sys
 
+from looks import shades
 from measuring import busy, machine, run, spread, table
 
 ENV, NUM_ENVS, NUM_RANKS = "CartPole-v1", 64, 2
@@ -84,20 +85,21 @@ def plot(options: argparse.Namespace) -> None:
     first = studies[0]
     fine = [f"{study['label']}: {study['machine']}, {study['rounds']} runs of each" for study in studies]
     what = f"{first['num_envs']} {first['env']} envs, {first['ranks']} ranks"
-    head = f"Longer fragments, less waiting: {what}"
+    head = f"64 steps at a time reach 0.7 to 0.9 of bare loops, also beside busy processes: {what}"
     style.head(figure, head, ["Medians and ranges. Open markers: --batch-size 1.", *fine])
     panels = figure.subplots(1, 2, sharey=True)
     for axes, stored in zip(panels, (False, True), strict=True):
         style.frame(axes, "Everything stored" if stored else "Not stored", "steps between two exchanges")
         for place, study in enumerate(studies):
-            look = style.look(place)
+            look = {**style.look(place), "color": shades(len(studies))[place]}
             draw(axes, study, [way for way in WAYS if way[1] == "sync"], stored, {**look, "label": study["label"]})
             draw(axes, study, [way for way in WAYS if way[1] == "async"], stored, look | {"markerfacecolor": "w"})
         axes.axhline(1, linestyle="--", color=style.GREY, linewidth=1)
         style.count_x(axes, [int(length) for length, mode in WAYS if mode == "sync"])
         axes.set_ylim(0, 1.1)
     panels[0].set_ylabel("share of bare env.step loops", fontsize=style.SMALL)
-    style.legend(panels[1], loc="lower right")
+    for axes in panels:
+        style.legend(axes, loc="lower right")
     print("\n".join(style.save_study(figure, options.out)))
 
 

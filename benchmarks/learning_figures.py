@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from learning import NUM_ENVS, SOLVED, SYSTEMS
+from looks import look, shades
 from measuring import spread, table
 
 from mpi_rollout.commands import style
@@ -29,12 +30,9 @@ def resampled(runs: Runs, column: int) -> tuple[np.ndarray, np.ndarray]:
 def line(axes: Any, runs: Runs, column: int, label: str, place: int, unit: float = 1.0) -> None:
     """The median of all seeds, and their range."""
     places, returns = resampled(runs, column)
-    look = style.look(place)
-    kind = {name: look[name] for name in ("color", "linestyle")}
-    axes.plot(places / unit, np.median(returns, axis=0), label=label, linewidth=1.8, **kind)
-    axes.fill_between(
-        places / unit, returns.min(axis=0), returns.max(axis=0), color=look["color"], alpha=0.12, linewidth=0
-    )
+    color, kind = shades(len(NUM_ENVS))[place], style.LINES[place]
+    axes.plot(places / unit, np.median(returns, axis=0), kind, label=label, linewidth=1.8, color=color)
+    axes.fill_between(places / unit, returns.min(axis=0), returns.max(axis=0), color=color, alpha=0.1, linewidth=0)
 
 
 def mark_solved(axes: Any) -> None:
@@ -48,27 +46,27 @@ def draw_envs(data: dict[str, Any], path: Path) -> None:
     runs = chosen(data["runs"], what="envs")
     figure = style.new_figure("draw", 4.6)
     by_steps, by_seconds, by_system = figure.subplots(1, 3)
-    style.frame(by_steps, "Against env steps", "thousands of env steps", "mean return of 100 test episodes")
-    style.frame(by_seconds, "Against time", "seconds of training, tests not counted")
-    style.frame(by_system, "Time for all updates", "envs", "seconds")
+    style.frame(by_steps, "MPIVecEnv, by env steps", "thousands of env steps", "mean return of 100 test episodes")
+    style.frame(by_seconds, "MPIVecEnv, by time", "seconds of training, tests not counted")
+    style.frame(by_system, "All updates, each system", "envs", "seconds")
     for place, num_envs in enumerate(NUM_ENVS):
         found = chosen(runs, system="MPIVecEnv", num_envs=num_envs)
         for axes, column, unit in ((by_steps, 0, 1000.0), (by_seconds, 1, 1.0)):
-            line(axes, found, column, f"{num_envs} env{'s' if num_envs > 1 else ''}, MPIVecEnv", place, unit)
-    for place, system in enumerate(SYSTEMS):
+            line(axes, found, column, f"{num_envs} env{'s' if num_envs > 1 else ''}", place, unit)
+    for system in SYSTEMS:
         counts = [number for number in NUM_ENVS if chosen(runs, system=system, num_envs=number)]
         seconds = [[run["curve"][-1][1] for run in chosen(runs, system=system, num_envs=number)] for number in counts]
-        by_system.plot(counts, [np.median(each) for each in seconds], label=system, markersize=4, **style.look(place))
+        by_system.plot(counts, [np.median(each) for each in seconds], label=system, markersize=4, **look(system))
     mark_solved(by_steps)
     mark_solved(by_seconds)
     style.count_x(by_system, NUM_ENVS)
     by_system.set_ylim(bottom=0)
-    style.legend(by_seconds, loc="lower right")
-    style.legend(by_system, loc="upper right")
+    for axes in (by_steps, by_seconds, by_system):
+        style.legend(axes, loc="upper right" if axes is by_system else "lower right")
     others = max(run["others"] for run in runs if run["system"] != "SubprocVecEnv")
     fine = f"4,096 env steps per update; median and range of {len({run['seed'] for run in runs})} seeds"
     quiet = f"{data['machine']}; other processes had {100 * others:.1f} % of the machine at most during a run"
-    style.head(figure, "PPO on CartPole-v1: more envs in parallel", [fine, quiet])
+    style.head(figure, "More envs learn from as many env steps, in less time (PPO, CartPole-v1)", [fine, quiet])
     style.save(figure, "draw", str(path))
 
 

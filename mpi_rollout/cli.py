@@ -10,7 +10,7 @@ from functools import partial
 
 from mpi_rollout import __version__
 from mpi_rollout.commands import file_commands
-from mpi_rollout.config import RolloutConfig
+from mpi_rollout.config import ENV_OPTIONS, RolloutConfig
 from mpi_rollout.errors import Interrupted, RolloutError, SignalInterrupt, UsageError, as_flag
 from mpi_rollout.exchange.job_end import with_stacks
 from mpi_rollout.exchange.world import claimed_rank, claimed_size
@@ -112,11 +112,12 @@ def _add_doctor(commands: Commands) -> None:
         type=path,
         help="folder of the output (default: results if it is there, else the current folder)",
     )
-    doctor.add_argument("--env", metavar="ID", help="make this env and time its steps")
     doctor.add_argument("--json", action="store_true", help="print it as one line of JSON")
     doctor.add_argument(
         "--timeout-s", type=float, default=20.0, metavar="S", help="how long a check may take (default: 20)"
     )
+    text = "an env whose resets and steps are timed, and how many of it a run has; see `run --help`"
+    add_run_options(doctor.add_argument_group(text), (*ENV_OPTIONS, "num_envs"))
     doctor.set_defaults(command=_doctor_command)
 
 
@@ -146,7 +147,10 @@ def _doctor_command(options: argparse.Namespace) -> int:
     from mpi_rollout.doctor import doctor
 
     check_seconds("--timeout-s", options.timeout_s)
-    return doctor(options.out, options.env, options.json, options.timeout_s)
+    env = {name: getattr(options, name) for name in ENV_OPTIONS}
+    own = {"num_envs": options.num_envs, "vectorization_mode": "sync"}
+    config = RolloutConfig(**env, **own) if any(env.values()) else None
+    return doctor(options.out, config, options.json, options.timeout_s)
 
 
 ADDERS: dict[str, Callable[[Commands], None]] = {

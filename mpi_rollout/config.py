@@ -22,7 +22,7 @@ ENV_OPTIONS = ("env", "env_factory", "env_kwargs", "wrappers")
 # What decides on the data, and so must not change when a run is continued.
 DATA_OPTIONS = (
     *ENV_OPTIONS,
-    *("num_envs", "num_steps", "seed", "policy", "policy_kwargs", "policy_device"),
+    *("num_envs", "num_steps", "num_episodes", "seed", "policy", "policy_kwargs", "policy_device"),
     *("policy_mode", "policy_block", "vectorization_mode"),
     *("trajectories", "actions", "store_extras", "store_infos"),
 )
@@ -59,7 +59,14 @@ class RolloutConfig(SharedOptions):
         metavar="MODULE:CALLABLE,...",
     )
     num_envs: int = option(64, "number of envs over all ranks", least=1)
-    num_steps: int = option(1000, "number of steps of each env", least=1)
+    num_steps: int = option(1000, "number of steps of each env; with --num-episodes, at most so many", least=1)
+    num_episodes: int | None = option(
+        None,
+        "stop after the first step in which so many episodes have ended, of all envs together; --num-steps is the "
+        "bound, so give enough of them",
+        metavar="M",
+        least=1,
+    )
     seed: int = option(0, "seed of all random numbers", least=0)
     policy: str = option(
         RANDOM,
@@ -212,6 +219,8 @@ class RolloutConfig(SharedOptions):
             )
         if self.store_infos and not self.trajectories:
             raise UsageError("--store-infos stores them with the trajectories, got --no-trajectories; use one")
+        if self.num_episodes is not None and not self.trajectories:
+            raise UsageError("--num-episodes counts the episodes that are stored, got --no-trajectories; use one")
         if self.on_rank_loss == "shrink":
             self._check_shrinking()
 

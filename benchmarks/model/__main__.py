@@ -28,7 +28,7 @@ from mpi_rollout.studies.statistics import NoFit, reaches
 from mpi_rollout.studies.study_file import StudyFile, gathered, machine_facts, origin, place_and_time, read_study
 
 RANKS = [2**power for power in range(15)]
-CURVES = ((style.BLUE, "-"), (style.RED, "--"), (style.GREEN, "-."), (style.PURPLE, ":"))
+CURVES = ((style.BLUE, "-"), (style.SKY, "--"), (style.DARK, "-."), (style.GREY, ":"))
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -60,7 +60,7 @@ def show(options: argparse.Namespace) -> None:
     for check in fitting.checks:
         if check.is_held_out:
             print(f"held out, {check.num_ranks} ranks, {_label(check.way)}: computed {100 * check.error:+.1f} %")
-    print("\n".join(_draw(fitting, ways, f"The model on {where}", os.path.splitext(options.file)[0] + "-curves")))
+    print("\n".join(_draw(fitting, ways, f"a model of {where}", os.path.splitext(options.file)[0] + "-curves")))
 
 
 def _label(way: Way) -> str:
@@ -95,7 +95,7 @@ def _beside(checks: list[Check]) -> list[str]:
     return [*aligned(cells), "medians of jobs and their intervals; * more ranks than cores"]
 
 
-def _draw(fitting: Fitting, ways: list[Way], title: str, stem: str) -> list[str]:
+def _draw(fitting: Fitting, ways: list[Way], subject: str, stem: str) -> list[str]:
     """Draw lines for what is computed, bands for what hangs on one number of ranks, markers for what is measured."""
     figure = style.new_figure("show", 4.6)
     efficiency, rate = figure.subplots(1, 2)
@@ -131,7 +131,11 @@ def _draw(fitting: Fitting, ways: list[Way], title: str, stem: str) -> list[str]
     handles, labels = efficiency.get_legend_handles_labels()
     style.legend(rate, handles=handles, labels=labels, loc="upper left")
     rate.set_ylim(top=30 * rate.get_ylim()[1])  # Room for it.
-    style.head(figure, title, ["nothing is stored, all nodes are alike; pale: fitted without any one number of ranks"])
+    halves = [(_label(way).partition(",")[0], saturation(fitting.result.constants, fitting.work, way)) for way in ways]
+    ends = " and ".join(f"{half:,} ranks in {label}" for label, half in halves if half)
+    title = f"Envs have half of the time up to {ends}" if ends else "Envs always have more than half of the time"
+    fine = "nothing is stored, all nodes are alike; pale: fitted without any one number of ranks"
+    style.head(figure, title, [subject, fine])
     return style.save_study(figure, stem)
 
 

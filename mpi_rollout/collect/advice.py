@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mpi_rollout.core.policy_kinds import CALLED
 from mpi_rollout.exchange.waiting import ranks_per_core
+from mpi_rollout.shared_options import POLICY_BLOCK
 from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def _of_cores(run: "RunFigures") -> Causes:
     """Yield that ranks share cores, which makes all waits longer."""
     share = min((rank["core_share"] for rank in run.ranks if rank.get("core_share") is not None), default=1.0)
     waits = sum(run.losses.get(name, 0.0) for name in ("imbalance", "exchange", "gather"))
+    if (slow := _slow_rank(run)) and run.ranks[slow].get("core_share", 1.0) > MOST:  # It is slow for another reason.
+        waits -= _lag(run, slow)
     if run.num_ranks > 1 and share <= MOST:
         ranks = [(rank["host"], set(rank.get("physical_cores", ())), rank.get("quota")) for rank in run.ranks]
         ratio = ranks_per_core(ranks) if all(cores for _, cores, _ in ranks) else 1.0
@@ -60,11 +63,10 @@ def _of_ranks(run: "RunFigures") -> Causes:
     """Yield that all wait for one rank, or each time for another one."""
     if run.lost:
         return
-    env_s = [seconds / max(int(rank["num_envs"]), 1) for seconds, rank in zip(run.step_s, run.ranks, strict=True)]
-    slow = max(range(run.num_ranks), key=env_s.__getitem__)
-    others, cost = env_s[:slow] + env_s[slow + 1 :], 0.0
-    if slow and run.num_ranks > 2 and env_s[slow] > SLOWER * median(others):
-        cost, host = (run.step_s[slow] - mean(run.step_s)) / run.seconds, run.ranks[slow]["host"]
+    cost = 0.0
+    if slow := _slow_rank(run):
+        cost, host, env_s = _lag(run, slow), run.ranks[slow]["host"], _env_s(run)
+        others = env_s[:slow] + env_s[slow + 1 :]
         times = env_s[slow] / max(median(others), 1e-9)
         words = f"envs of rank {slow} ({host}) took {times:.1f} times as long as others', which cost"
         yield cost, words, "spread slow envs over the ranks (a list of --env-kwargs), or leave out its host"
@@ -77,14 +79,35 @@ def _of_ranks(run: "RunFigures") -> Causes:
     yield uneven, "in each step ranks waited for another slow one, which cost", way_out
 
 
+def _env_s(run: "RunFigures") -> list[float]:
+    """Return each rank's seconds in one of its envs."""
+    return [seconds / max(int(rank["num_envs"]), 1) for seconds, rank in zip(run.step_s, run.ranks, strict=True)]
+
+
+def _slow_rank(run: "RunFigures") -> int:
+    """Return the rank whose envs are slower than all others'; 0 where there is none, or it is the root."""
+    env_s = _env_s(run)
+    slow = env_s.index(max(env_s))
+    others = env_s[:slow] + env_s[slow + 1 :]
+    return slow if len(others) > 1 and env_s[slow] > SLOWER * median(others) else 0
+
+
+def _lag(run: "RunFigures", rank: int) -> float:
+    return (run.step_s[rank] - mean(run.step_s)) / run.seconds
+
+
 def _of_policy(run: "RunFigures") -> Causes:
     num_ranks = run.num_ranks if run.num_ranks > 1 else len(run.ranks[0].get("physical_cores", ()))
     if num_ranks > 1:
         more = "--policy MODULE:make_policy" if run.policy_kind == CALLED else "--policy-on workers"
         if run.num_ranks == 1:
             more = f"mpirun -n {num_ranks}" + f" and {more}" * (run.policy_kind == CALLED)
+        if (
+            block := -(-run.num_envs // num_ranks)
+        ) < POLICY_BLOCK:  # Else each rank would ask for the others' envs, too.
+            more += f" --policy-block {block}"
         saved = 100 * run.losses["policy"] * (1 - 1 / num_ranks)
-        yield run.losses["policy"], "the policy on rank 0 took", f"{more} would save up to {saved:.0f}%"
+        yield run.losses["policy"], "the policy on rank 0 took", f"{more} would save about {saved:.0f}%"
 
 
 def _of_envs(run: "RunFigures") -> Causes:

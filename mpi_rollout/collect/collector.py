@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from mpi_rollout.collect.episode_goal import EpisodeGoal
 from mpi_rollout.core.layout import Block, SlotUnpacker
 from mpi_rollout.drive.actions import ActionSource, Span
 from mpi_rollout.drive.blocks import Blocks, Sink
@@ -76,6 +77,7 @@ class CollectorOptions:
     look_every_s: float = 0.5
     commit_every_s: float = 10.0  # A block that fills slowly is then handed over as far as it is.
     lengths: FragmentLengths = field(default_factory=FragmentLengths)
+    goal: EpisodeGoal | None = None  # Ends the run before all steps are taken.
 
 
 class Collector:
@@ -93,12 +95,14 @@ class Collector:
         self.driver, self.source, self.clock = driver, source, driver.clock
         self.tally = Tally(driver.exchanges)
         self.num_steps = 0
-        self._sink, self._options, self._listener, self.lengths = sink, options, listener, options.lengths
+        self._sink, self._options, self._listener = sink, options, listener
+        self.lengths, self.goal = options.lengths, options.goal
         self._blocks = Blocks(self._acquire)
         self._unpackers: dict[Block, dict[Lane, SlotUnpacker]] = {}
         self._step_of = dict.fromkeys(driver.lanes, 0)  # How many steps each lane has taken.
         self._num_slowest = len(driver.lanes)  # Lanes that have taken `num_steps` steps and no more.
         self._num_counted = 0  # Rows of the oldest open block.
+        self._faults: list[tuple[int, int, str]] = []  # Step, env and message of those whose rows are not counted yet.
         self._look_at, self._commit_at = 0.0, perf_counter() + options.commit_every_s
 
     def _acquire(self, num_open: int) -> Block | None:
@@ -138,15 +142,17 @@ class Collector:
         self.tally.num_ended = num_ended
 
     def advance(self, num_steps: int) -> None:
-        """Take steps.  After an error, all steps before it are still there for `hand_over`."""
+        """Take steps, until the goal is reached.  After an error, all steps before it are there for `hand_over`."""
         stop = self.num_steps + num_steps
         waiting = [lane for lane, step in self._step_of.items() if step < stop]
-        while waiting or self.driver.under_way:
+        while (waiting or self.driver.under_way) and not self.is_over:
             waiting = self._post_orders(waiting, stop)
             try:
                 lanes = self.driver.await_some(self._options.batch_size)
             except RankError:
                 self._take_in(self.driver.interrupted)
+                if self.is_over:  # It failed in a step that does not count.
+                    break
                 raise
             self._take_in(lanes)
             waiting += [lane for lane in lanes if self._step_of[lane] < stop]
@@ -154,6 +160,11 @@ class Collector:
             if self.clock.now >= self._look_at or self.driver.stop_signal:
                 self.look()
         self.look()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the goal is reached: what ranks have taken of later steps does not count."""
+        return self.goal is not None and not self.goal.num_missing
 
     def _post_orders(self, waiting: list[Lane], stop: int) -> list[Lane]:
         """Send actions to the lanes that have room for steps before `stop`; return the others."""
@@ -174,7 +185,9 @@ class Collector:
         restarts, self.driver.restarts = self.driver.restarts, []
         for restart in restarts:
             step = self._step_of[restart.lane] + restart.row
-            self._listener.on_fault(restart.env_index, step, restart.message)
+            self._faults.append((step, restart.env_index, restart.message))
+            if self.goal is not None:
+                self.goal.note_faults(step, [restart.env_index])
         for lane in lanes:
             step = self._step_of[lane]
             self.lengths.note(lane, lane.num_rows)
@@ -206,15 +219,27 @@ class Collector:
 
     def _count_steps(self) -> None:
         """Count the steps that all lanes have taken; hand in the blocks that these complete."""
+        if self.is_over:
+            return
         steps = list(self._step_of.values())
         self.num_steps = min(steps)
         self._num_slowest = steps.count(self.num_steps)
-        while self._num_rows >= self._sink.num_rows:
-            self._count(self._sink.num_rows)
+        while not self.is_over and (self._num_rows >= self._sink.num_rows or self._may_be_over()):
+            self._count(min(self._num_rows, self._sink.num_rows))
+            if self._num_rows < self._sink.num_rows:
+                return
             block, self._num_counted = self._blocks.close_oldest(), 0
             self.clock.lap("gather")  # The ranks were waited for, not the disk.
             self._submit(block, block.num_rows)
             self.clock.lap("write")
+
+    def _may_be_over(self) -> bool:
+        """Tell whether the rows of the oldest block that are not counted yet may reach the goal."""
+        if self.goal is None or self._num_rows == self._num_counted:
+            return False
+        rows = slice(self._num_counted, self._num_rows)
+        num_ended = sum(int(part.num_ended[rows].sum()) for part in self._unpackers[self._blocks.oldest].values())
+        return num_ended >= self.goal.num_missing or not self.goal.has_reset_rows
 
     def lose(self, rank: int) -> range:
         """Keep the envs of a lost rank as they were before the step under way; return their indices."""
@@ -223,6 +248,8 @@ class Collector:
         block, row = self._blocks.at(step)
         lane.exchange.end_episodes(rank, [array[row, envs.start : envs.stop] for array in block.observation_arrays])
         self._count(self._num_rows)  # These rows have the ranks that there were.
+        if self.goal is not None:
+            self.goal.note_faults(step, envs)
         self.driver.exchanges.num_stepping -= 1
         return envs
 
@@ -232,13 +259,23 @@ class Collector:
         return self.num_steps - self._blocks.oldest.start
 
     def _count(self, stop: int) -> None:
-        """Make columns of the rows since the last count, and count them."""
+        """Make columns of the rows since the last count, and count them, as far as the goal."""
         if stop > self._num_counted:
             oldest = self._blocks.oldest
             for unpacker in self._unpackers[oldest].values():
                 unpacker.unpack(self._num_counted, stop)
+            if self.goal is not None:
+                stop = self.goal.count(oldest, self._num_counted, stop)
+                self.num_steps = oldest.start + stop if self.is_over else self.num_steps
+            self._tell_faults(oldest.start + stop)
             self.tally.add(oldest, self._num_counted, stop)
             self._num_counted = stop
+
+    def _tell_faults(self, num_steps: int) -> None:
+        """Tell the listener of the faults in the first steps, which count."""
+        for step, env_index, message in sorted(fault for fault in self._faults if fault[0] < num_steps):
+            self._listener.on_fault(env_index, step, message)
+        self._faults = [fault for fault in self._faults if fault[0] >= num_steps]
 
     def look(self) -> None:
         """Count what came since the last look; hand over a block that is slow to fill; have the listener look."""

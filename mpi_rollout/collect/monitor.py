@@ -116,7 +116,7 @@ class Monitor:
         self._since_line += new
         if now_s >= self._tell_at:
             rate = self._since_line[0] / self._since_line[1]
-            self.progress.tell(collector.num_steps, env_steps, rate, collector.tally.step_s)
+            self.progress.tell(collector.num_steps, env_steps, rate, collector.tally.step_s, collector.goal)
             self._since_line[:] = 0
             self._tell_at = now_s + self.progress.every_s
 

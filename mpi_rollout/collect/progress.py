@@ -5,6 +5,7 @@ from time import perf_counter
 
 import numpy as np
 
+from mpi_rollout.collect.episode_goal import EpisodeGoal
 from mpi_rollout.process.clock import Clock
 from mpi_rollout.process.console import say
 from mpi_rollout.process.terminal import Stderr, Terminal, open_terminal
@@ -66,28 +67,36 @@ class Bar:
 
         self._tqdm, self._terminal, self._instead = tqdm, terminal, instead
         self._total, self._recent = num_steps, Recent(clock)
-        self._begin: tuple[int, float] | None = None
+        self._begin: tuple[float, float] | None = None
         self._num_columns = 0  # The width of what is shown.
 
-    def tell(self, num_steps: int, env_steps: int, env_steps_per_s: float, step_s: np.ndarray) -> None:
+    def tell(
+        self,
+        num_steps: int,
+        env_steps: int,
+        env_steps_per_s: float,
+        step_s: np.ndarray,
+        goal: EpisodeGoal | None = None,
+    ) -> None:
         if self._terminal.is_gone:
-            self._instead.tell(num_steps, env_steps, env_steps_per_s, step_s)
+            self._instead.tell(num_steps, env_steps, env_steps_per_s, step_s, goal)
             self.every_s = self._instead.every_s
             return
-        now = perf_counter()
-        self._begin = self._begin or (num_steps, now)
+        now, reached = perf_counter(), self._total * share(num_steps, self._total, goal)
+        self._begin = self._begin or (reached, now)
         parts = [
             f"{env_steps_per_s:,.0f} env steps/s",
-            self._left(num_steps, now),
+            self._left(reached, now),
+            "" if goal is None else f"{goal.num_ended:,}/{counted(goal.num_episodes, 'episode')}",
             f"{num_steps:,}/{counted(self._total, 'step')}",
             *self._recent.shares().split(", "),
             self._recent.slowest(step_s),
             counted(env_steps, "env step"),
         ]
         self._num_columns = max(self._terminal.columns - len("^C "), 1)  # What is shown stays in one line.
-        self._terminal.write("\r" + self._line(num_steps, parts))
+        self._terminal.write("\r" + self._line(reached, parts))
 
-    def _left(self, num_steps: int, now: float) -> str:
+    def _left(self, num_steps: float, now: float) -> str:
         """Estimate the time that is left from the rate since the bar was first shown."""
         first, began_at = self._begin or (num_steps, now)
         if num_steps == first:
@@ -95,7 +104,7 @@ class Bar:
         seconds = (now - began_at) / (num_steps - first) * (self._total - num_steps)
         return f"{self._tqdm.format_interval(seconds)} left"
 
-    def _line(self, num_steps: int, parts: Sequence[str]) -> str:
+    def _line(self, num_steps: float, parts: Sequence[str]) -> str:
         """Return a line with what has room of these parts, the most important first, and a bar in the rest of it."""
         text = fitting(parts, self._num_columns - LEAST_BAR)
         is_ascii = not self._terminal.encoding.lower().startswith("utf")
@@ -109,6 +118,11 @@ class Bar:
         if self._num_columns:
             self._terminal.write(self._terminal.clear)
             self._num_columns = 0
+
+
+def share(num_steps: int, total: int, goal: EpisodeGoal | None) -> float:
+    """Return which part of a run is done: of its steps or of its episodes, whichever will end it as it seems."""
+    return max(num_steps / total, 0.0 if goal is None else min(goal.num_ended / goal.num_episodes, 1.0))
 
 
 def fitting(parts: Sequence[str], num_columns: int) -> str:
@@ -128,10 +142,19 @@ class Lines:
     def __init__(self, num_steps: int, clock: Clock, every_s: float = 1.0):
         self._total, self._recent, self.every_s = num_steps, Recent(clock), every_s
 
-    def tell(self, num_steps: int, env_steps: int, env_steps_per_s: float, step_s: np.ndarray) -> None:
+    def tell(
+        self,
+        num_steps: int,
+        env_steps: int,
+        env_steps_per_s: float,
+        step_s: np.ndarray,
+        goal: EpisodeGoal | None = None,
+    ) -> None:
         self.every_s = LINE_EVERY_S
+        steps = f"{num_steps:,} of {'' if goal is None else 'at most '}{counted(self._total, 'step')}"
         parts = [
-            f"mpi_rollout: {num_steps:,} of {counted(self._total, 'step')} ({100 * num_steps / self._total:.0f}%)",
+            f"mpi_rollout: {steps} ({100 * share(num_steps, self._total, goal):.0f}%)",
+            "" if goal is None else f"{goal.num_ended:,} of {counted(goal.num_episodes, 'episode')}",
             counted(env_steps, "env step"),
             f"{env_steps_per_s:,.0f} env steps/s",
             self._recent.shares(),

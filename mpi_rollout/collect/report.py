@@ -35,6 +35,8 @@ class RunFigures:
         How often envs were restarted, by their index.
     num_steps_before, catch_up_s
         Steps that earlier starts of the run have taken; seconds in which the envs were brought back to there.
+    num_episodes, of_num_episodes
+        With --num-episodes, the episodes in the file that have ended, and how many were asked for.
     order_bytes, slot_bytes
         Of one exchange: what goes to every rank, and what comes back from each.
     wrong_values
@@ -74,6 +76,8 @@ class RunFigures:
     slept: bool = False
     fragment_length: int = 1
     inference: str = "root"
+    num_episodes: int | None = None
+    of_num_episodes: int | None = None
     policy_kind: str = RANDOM
     compression: str = "none"
 
@@ -151,6 +155,7 @@ class RunFigures:
             lines += [
                 f"this start only: earlier ones took {self.num_steps_before:,} of the {counted(self.num_steps, 'step')}"
             ]
+        lines += self._episodes()
         lines += [f"{'time' if self.in_lockstep else 'time of the root'}: {shares}"]
         if self.fragment_length > 1 or self.inference == "workers":
             who = "the ranks chose the actions" if self.inference == "workers" else "rank 0 sent the actions"
@@ -162,6 +167,15 @@ class RunFigures:
         state = "complete" if self.complete else "unfinished"
         advice = [f"advice: {self.advice}"] if self.advice else []
         return [*lines, *self._limit_lines(), *self._faults(), *advice, f"file: {self.file} ({state})"]
+
+    def _episodes(self) -> list[str]:
+        """Return a line about the episodes that were asked for, if they were."""
+        if self.num_episodes is None or self.of_num_episodes is None:
+            return []
+        line = f"{counted(self.num_episodes, 'episode')} ended, of --num-episodes {self.of_num_episodes}"
+        if self.complete and self.num_episodes < self.of_num_episodes:
+            line += "; all --num-steps are taken, the same command with more goes on"
+        return [line]
 
     def _limit_lines(self) -> Iterator[str]:
         """Yield how far the run was from the limit."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.collect.collector import Collector, CollectorOptions
+from mpi_rollout.collect.episode_goal import make_goal
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RunState
 from mpi_rollout.collect.recall import earlier_observations, remind
 from mpi_rollout.collect.replay import (
@@ -80,7 +81,7 @@ class Root:
         self._lengths = FragmentLengths()
         self._asked: tuple[frozenset[str], Callable[[PastRows], object]] | None = None  # See `recall.remind`.
         self._driver = Driver(worker.exchanges, worker, config.actions)
-        self._status = Status(config.path, config.num_steps)
+        self._status = Status(config.path, config.num_steps, config.num_episodes)
         self._monitor = Monitor(config, self._driver, self._state, self._status)
         worker.on_stop = self._monitor.progress.close  # Launchers do not wait long.
         lost_ranks = LostRanks(config, self._driver, hosts, say)
@@ -130,6 +131,8 @@ class Root:
             collector = self._resume(past)
         before = self._measure_limit() if self._config.measure_limit else 0.0
         for num_steps in self._parts():
+            if collector.is_over:
+                break
             rate = self._advance(collector, num_steps)
             if self._config.measure_limit:
                 after = self._measure_limit()
@@ -185,7 +188,9 @@ class Root:
         config, sink = self._config, self._make_sink(lost)
         self._status.tell("running", num_steps=self._state.num_safe)
         reset_seed = config.seed if self._facts.is_native else None
-        options = CollectorOptions(NUM_BLOCKS, config.batch_size or 1, reset_seed, lengths=self._lengths)
+        has_reset_rows = self._facts.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+        goal = make_goal(config, has_reset_rows, self._state.past, lost)
+        options = CollectorOptions(NUM_BLOCKS, config.batch_size or 1, reset_seed, lengths=self._lengths, goal=goal)
         self._state.collector = Collector(self._driver, self._source, sink, options, self._monitor)
         return self._state.collector
 

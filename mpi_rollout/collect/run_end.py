@@ -130,6 +130,8 @@ class RunEnd:
             slept=self._driver.exchanges.way == "sleep",
             fragment_length=length,
             inference="workers" if config.acts_on_ranks else "root",
+            num_episodes=None if collector.goal is None else collector.goal.num_ended,
+            of_num_episodes=config.num_episodes,
             policy_kind=kind_of_name(config.policy),
             compression=config.compression,
         )

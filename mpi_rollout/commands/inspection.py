@@ -41,6 +41,8 @@ def inspect(path: str, as_json: bool = False, plot: str | None = None) -> list[s
         figure = {"figure": plot} if plot else {}
         return [json.dumps(finite(summary | figure), allow_nan=False)]
     lines = _head(summary) + _trajectories(summary) + ([f"figure        {plot}"] if plot else [])
+    if plot and "datasets" in summary and summary["episodes"]["ended"] <= summary["config"]["num_envs"]:
+        lines.append("              it shows little: one ended episode of each env at most; more --num-steps give more")
     return [printable(line) for line in lines]
 
 

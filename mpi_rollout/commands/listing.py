@@ -56,6 +56,8 @@ def table(runs: Sequence[Mapping[str, object]]) -> list[str]:
 def _words_of(run: Mapping[str, object]) -> tuple[str, ...]:
     num_steps, total = run.get("num_steps"), run.get("of_num_steps")
     steps = f"{num_steps} of {total}"
+    if run["state"] == "complete" and "of_num_episodes" in run:  # The episodes may have ended it.
+        steps, total = f"{num_steps} of at most {total}", None
     if isinstance(num_steps, int) and isinstance(total, int) and total > 0:
         steps = f"{num_steps:,} of {total:,} ({100 * num_steps // total}%)"
     has_ended_badly = run["state"] in ("interrupted", "failed")

@@ -219,6 +219,11 @@ class SlotUnpacker:
         Those of all ranks of `partition`, of shape (num_ranks, num_rows, layout.nbytes).
     slot_columns
         The columns of `block.step_s` and `block.num_ended` that belong to these slots.
+
+    Attributes
+    ----------
+    num_ended
+        Of each row of the block and each slot, the envs that the next step only resets, before `unpack` too.
     """
 
     def __init__(
@@ -227,7 +232,7 @@ class SlotUnpacker:
         self.block, self._slots = block, slot_columns
         self._slot_heads = slots[:, :, : layout.head_nbytes].swapaxes(0, 1)
         self._heads = np.zeros((block.num_rows, partition.num_ranks, layout.head_nbytes), np.uint8)
-        self._step_s, _, _, self._num_ended = layout.header(self._heads)
+        self._step_s, _, _, self.num_ended = layout.header(self._heads)
         columns = layout.columns(slots, layout.capacity)
         infos = [column for pair in columns.info_arrays for column in pair][: len(block.info_arrays)]
         states = [*columns.observation_arrays, *infos]
@@ -259,7 +264,7 @@ class SlotUnpacker:
         """Make columns of the results of rows start to stop."""
         rows = slice(start, stop)
         self.block.step_s[rows, self._slots] = self._step_s[rows]
-        self.block.num_ended[rows, self._slots] = self._num_ended[rows]
+        self.block.num_ended[rows, self._slots] = self.num_ended[rows]
         for target, source in self._results:
             target[rows] = source[rows]
 

@@ -1,6 +1,5 @@
 """What one run has written, as a user reads it."""
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from functools import cached_property, partial
@@ -250,7 +249,7 @@ class RunData:
         return f"<RunData {self.path}: {env}, {self.num_envs:,} envs x {self.num_steps:,} steps>"
 
     def __reduce__(self) -> tuple[type["RunData"], tuple[str]]:
-        return RunData, (os.path.abspath(self.path),)
+        return RunData, (self._source.locate(),)
 
 
 def _plain(value: object) -> object:

@@ -15,17 +15,19 @@ from typing import IO
 
 import numpy as np
 
-from mpi_rollout.config import versions
+from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.doctor.findings import OK, WARN, Finding, Report, first_few, warning_if
 from mpi_rollout.envs.bare import make_bare
-from mpi_rollout.envs.env_maker import EnvMaker
+from mpi_rollout.envs.env_maker import maker_of
 from mpi_rollout.errors import StorageError
-from mpi_rollout.exchange.world import claimed_local_size
+from mpi_rollout.exchange.orders import Contents
+from mpi_rollout.exchange.world import claimed_local_size, claimed_size
 from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
 from mpi_rollout.storage.ownership import check_place
 from mpi_rollout.storage.sandbox import why_not_followed
 from mpi_rollout.storage.schema import libraries
+from mpi_rollout.text import counted
 
 SHARED_MEMORY = Path("/dev/shm")
 SEGMENTS = (
@@ -36,6 +38,7 @@ SESSIONS = ("ompi.*", "prte.*", "openmpi-sessions-*", "pmix-*")
 SHM_BYTES_PER_RANK = 16 * 2**20  # Open MPI's segment; MPICH's are smaller.
 YOUNG_S = 60.0  # A segment can be made before it is mapped.
 PIECE_NBYTES, NUM_PIECES, NUM_FSYNCS, WRITE_S = 16 * 2**20, 4, 10, 1.0
+NUM_RESETS, RESETS_S = 5, 1.0
 SLOW_MB_PER_S, SLOW_FSYNC_MS = 20.0, 100.0
 KINDS = {  # First letters of file systems' types, and what runs make of them.
     ("nfs", "cifs", "smb", "9p", "sshfs", "afs"): (
@@ -47,7 +50,7 @@ KINDS = {  # First letters of file systems' types, and what runs make of them.
 }
 
 
-def examine_host(report: Report, folder: str, env_id: str | None) -> None:
+def examine_host(report: Report, folder: str, config: RolloutConfig | None) -> None:
     """Examine this host as the root of a run."""
     checks: dict[str, tuple[str, Callable[[], Finding | None]]] = {  # What to do if it fails, and the check.
         "versions": ("pip install --force-reinstall h5py", judge_versions),
@@ -59,8 +62,8 @@ def examine_host(report: Report, folder: str, env_id: str | None) -> None:
         "disk": ("choose another folder by --out", lambda: judge_speed(folder)),
         "SWMR": ("choose a local or parallel file system", lambda: judge_reading(folder)),
     }
-    if env_id is not None:
-        checks["env"] = ("try it without MPI: gymnasium.make, reset and step", lambda: judge_env(env_id))
+    if config is not None:
+        checks["env"] = ("try it without MPI: gymnasium.make, reset and step", lambda: judge_env(config))
     for name, (advice, judge) in checks.items():
         if name not in ("disk", "SWMR") or not report.is_bad("folder"):
             with report.check(name, advice):
@@ -204,12 +207,24 @@ def judge_reading(folder: str) -> Finding:
     return Finding("SWMR", "another process reads what is written, while it is written")
 
 
-def judge_env(env_id: str) -> Finding:
-    """Make one env and step it with random actions for a second."""
-    make = EnvMaker(env_id)
+def judge_env(config: RolloutConfig) -> Finding:
+    """Make one env, reset it a few times, and step it with random actions for a second."""
+    make = maker_of(config)
     with closing(make()) as env:
-        nbytes, space = sum(leaf.nbytes for leaf in leaves(env.observation_space)), env.action_space
-    policy = RandomPolicy(space, range(1), 0)
+        contents, resets_s = Contents(env.observation_space, env.action_space), list[float]()
+        while len(resets_s) < NUM_RESETS and sum(resets_s) < RESETS_S:
+            before = perf_counter()
+            env.reset(seed=len(resets_s))
+            resets_s.append(perf_counter() - before)
+    policy = RandomPolicy(contents.action_space, range(1), 0)
     rate = make_bare(make, range(1), 0, [policy.at(step) for step in range(BLOCK_STEPS)])(1.0)
-    found = f"{env_id}: {1e6 / rate:,.1f} us per step with its resets, observations of {nbytes:,} bytes"
-    return Finding("env", found, figures={"env_step_us": 1e6 / rate, "observation_bytes": nbytes})
+    num_here = -(-config.num_envs // claimed_size()[0])
+    slot_nbytes = contents.slot_layout(num_here).nbytes
+    nbytes = sum(leaf.nbytes for leaf in leaves(contents.observation_space))
+    reset_us, step_us = 1e6 * statistics.median(resets_s), 1e6 / rate
+    found = (
+        f"{make.name}: {step_us:,.1f} us per step with its resets, {reset_us:,.1f} us per reset, observations of "
+        f"{nbytes:,} bytes; the slot of a rank's {counted(num_here, 'env')} has {slot_nbytes:,}"
+    )
+    figures = {"env_step_us": step_us, "env_reset_us": reset_us, "observation_bytes": nbytes, "slot_bytes": slot_nbytes}
+    return Finding("env", found, figures=figures)

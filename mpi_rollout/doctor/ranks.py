@@ -11,6 +11,7 @@ import mpi4py
 import numpy as np
 from gymnasium import spaces
 
+from mpi_rollout.collect.advice import COSTLY
 from mpi_rollout.core.partition import Division
 from mpi_rollout.doctor.findings import BAD, OK, WARN, Finding, Report, first_few, warning_if
 from mpi_rollout.doctor.launch import how_to_bind, judge_launcher, load_library
@@ -35,8 +36,11 @@ SLOT_NBYTES, SLOTS_NBYTES = 2**20, 2**28  # The largest slots, of a rank and of 
 SLOW_EXCHANGE_US = 200.0
 
 
-def examine_ranks(report: Report) -> None:
-    """Examine MPI.  **Collective**, of ranks of which some may never come; the root reports."""
+def examine_ranks(report: Report, num_envs: int = 0) -> None:
+    """Examine MPI, and what messages cost the envs that were timed.  **Collective**; the root reports.
+
+    Some of the ranks may never come.
+    """
     try:
         library, path = load_library()
     except Exception as error:
@@ -55,6 +59,8 @@ def examine_ranks(report: Report) -> None:
             report.add(finding)
         if comm.size > 1:
             _examine_exchanges(comm, report)
+            if num_envs:
+                _examine_messages(comm, report, num_envs)
 
 
 def _start(report: Report) -> "MPI.Intracomm | None":
@@ -188,6 +194,28 @@ def _examine_exchanges(comm: "MPI.Intracomm", report: Report) -> None:
         rate = (comm.size - 1) * nbytes / large  # Bytes per us are MB per s.
         text = f"{large:,.0f} us for slots of {nbytes / 2**20:.3g} MiB a rank, {rate:,.0f} MB/s to the root"
         report.add(Finding("bandwidth", text, figures={"large_exchange_us": large, "gather_mb_per_s": rate}))
+
+
+def _examine_messages(comm: "MPI.Intracomm", report: Report, num_envs: int) -> None:
+    """Measure exchanges of slots as large as those of the env that the root has timed.  **Collective**."""
+    timed = comm.bcast(next((finding.figures for finding in report.findings if finding.check == "env"), {}))
+    if not timed:
+        return
+    nbytes = min(int(timed["slot_bytes"]), SLOTS_NBYTES // comm.size)
+    exchange_us = statistics.median(measure_exchanges(comm, nbytes) or [0.0]) * timed["slot_bytes"] / nbytes
+    if comm.rank == world.ROOT:
+        report.add(judge_messages(exchange_us, timed["env_step_us"] * -(-num_envs // comm.size), num_envs))
+
+
+def judge_messages(exchange_us: float, envs_us: float, num_envs: int) -> Finding:
+    """Judge which share of a step in lockstep messages take, beside the envs of one rank."""
+    share = exchange_us / (exchange_us + envs_us)
+    text = f"{100 * share:.1f}% of a step of {counted(num_envs, 'env')}: {exchange_us:,.1f} us beside {envs_us:,.1f} us"
+    advice = (
+        f"more envs, --num-envs {4 * num_envs}; or fragments: random actions, a policy's file, MODULE:make_policy; "
+        "`tune` measures it"
+    )
+    return warning_if(share >= COSTLY, "messages", text, advice, messages_share=share)
 
 
 def judge_exchange(times_us: Sequence[float]) -> Finding:

@@ -2,8 +2,8 @@
 
 MPI's own waits spin.  Nothing is quicker where each rank has a core to itself.  Where two or three ranks share a core
 they are still quicker, because both MPIs let others run then.  Of 64 ranks on two cores under MPICH, those that wait
-take the cores from those that work (results/measured/README.md, "How ranks wait").  So where a host has many more ranks
-than cores, which is useful for envs that wait themselves, ranks look, sleep, and look again.
+take the cores from those that work (results/measured/README.md, "How should ranks wait?").  So where a host has many
+more ranks than cores, which is useful for envs that wait themselves, ranks look, sleep, and look again.
 
 Where other programs run on the ranks' cores, a rank that spins uses up its turn, and has no turn when there is work.
 Sleeping is three times as quick then.  Nobody knows at the start whether other programs run, and it changes.  So ranks

@@ -73,7 +73,7 @@ class Job:
     """A job, kept by a process of its own; what the ranks print goes to this process's stderr as it comes."""
 
     def __init__(self, command: list[str], folder: str) -> None:
-        self._pid, self._said = os.getpid(), deque[str](maxlen=LAST_LINES)
+        self._pid, self._folder, self._said = os.getpid(), folder, deque[str](maxlen=LAST_LINES)
         self._keeper = subprocess.Popen(
             [sys.executable, keeper.__file__, str(os.getpid()), folder, *command],
             stdin=subprocess.DEVNULL,
@@ -120,6 +120,7 @@ class Job:
             self._keeper.terminate()
             self._keeper.wait()
         self._reader.join(1.0)  # What an env has left behind may still have the pipe.
+        shutil.rmtree(self._folder, ignore_errors=True)  # If the keeper was ended before its first line.
 
     def last_words(self, what: str) -> str:
         """Return a line about a job that ended too early."""

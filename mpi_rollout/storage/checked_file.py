@@ -21,7 +21,7 @@ from mpi_rollout.storage.schema import (
     FORMAT,
     FORMAT_VERSION,
     LIST,
-    OLDEST_VERSION,
+    LISTED_SINCE,
     RESET,
     check_datasets,
     digest_of,
@@ -49,18 +49,21 @@ AUTORESET_MODES = ("NextStep", "SameStep", "Disabled")  # Gymnasium's values; re
 
 
 @contextmanager
-def checked(path: str, tell: Tell, num_steps: int | None = None, is_rescue: bool = False) -> Iterator["CheckedFile"]:
+def checked(
+    path: str, tell: Tell, num_steps: int | None = None, is_rescue: bool = False, place: str = ""
+) -> Iterator["CheckedFile"]:
     """Open a file that may be damaged or hostile, after checks that read its tables and none of its columns.
 
     What they find is enough to read a column without harm; what is in it `ChunkReader` checks, chunk by chunk.
     With `num_steps`, only so many of the committed steps count.  In a rescue, HDF5's index and /episodes, which follow
-    from the rest, may be damaged.  DataError, also in the `with` block, if it is no whole file of a run.
+    from the rest, may be damaged.  It is opened at `place`, if `path` no longer leads there.  DataError, also in the
+    `with` block, if it is no whole file of a run.
     """
-    with reading(path, tell) as (file, note):
+    with reading(path, tell, place) as (file, note):
         checks = CheckedFile(file, path, note)
         checks.check_lengths()
         checks.limit_to(num_steps)
-        with closing(checks.open_chunks(is_rescue)):
+        with closing(checks.open_chunks(place or path, is_rescue)):
             checks.check_tables(is_rescue)
             yield checks
 
@@ -82,7 +85,7 @@ class CheckedFile:
         check_format(self.root, path)
         check_attributes(self.root)
         self.config, version = read_config(self.root["config"], path), count(self.root, "format_version")
-        expected = expected_rows(self.root, self.config, version)
+        expected = expected_rows(self.root, self.config, version, "chunks" in file or version >= LISTED_SINCE)
         self.datasets = checked_objects(file, tell, expected)
         check_datasets(self.datasets, expected, self.config.compression)
         tell("its root group")
@@ -124,11 +127,11 @@ class CheckedFile:
         columns = self.datasets.items()
         return {name[13:]: dataset for name, dataset in columns if name.startswith("trajectories/")}
 
-    def open_chunks(self, is_rescue: bool) -> FileChunks:
+    def open_chunks(self, place: str, is_rescue: bool) -> FileChunks:
         """Read the list of chunks, of the steps that count or, in a whole file, of all that are committed."""
         self.tell("its list of chunks")
         num_steps = self.num_steps if is_rescue else self.num_committed
-        self.stored = FileChunks(self.file, self.path, num_steps, self.is_sealed, not is_rescue, is_rescue)
+        self.stored = FileChunks(self.file, place, num_steps, self.is_sealed, not is_rescue, is_rescue)
         return self.stored
 
     def check_tables(self, is_rescue: bool) -> None:
@@ -214,7 +217,7 @@ def check_format(attributes: Mapping[str, object], path: str) -> None:
             raise ContentError(f"its attribute format is {got!r:.80}, it should be {FORMAT!r}; the file is damaged")
         raise DataError(f"{path} was not written by {FORMAT}")
     version = count(attributes, "format_version")
-    if version not in range(OLDEST_VERSION, FORMAT_VERSION + 1):
+    if version not in range(1, FORMAT_VERSION + 1):
         raise DataError(
             f"{path} has format version {version}, this program reads {FORMAT_VERSION}; read it with the version of "
             "mpi_rollout that wrote it"
@@ -237,25 +240,37 @@ def check_attributes(attributes: Mapping[str, object]) -> None:
     if digest_of(attributes) != attributes["digest"]:
         raise ContentError("the attributes of its root group are not what was written: their digest does not fit")
     promise_of(attributes)
-    if not isinstance(has_seeds := attributes.get("has_episode_seeds"), np.bool_):
+    has_seeds = attributes.get("has_episode_seeds", np.False_)  # Older files do not have it.
+    if not isinstance(has_seeds, np.bool_):
         raise ContentError(f"its attribute has_episode_seeds is {has_seeds!r:.80}, it should be true or false")
     if (mode := text(attributes, "autoreset_mode")) not in AUTORESET_MODES:
         raise ContentError(f"its attribute autoreset_mode is {mode!r:.80}; the file is damaged")
 
 
 def promise_of(attributes: Mapping[str, object]) -> Reproducibility:
-    """Return the promise of a file's envs."""
-    promised = text(attributes, "reproducibility")
+    """Return the promise of a file's envs; files of older versions do not have it."""
+    if (promised := attributes.get("reproducibility")) is None:
+        is_loop = parsed(attributes, "config", dict).get("vectorization_mode") == "sync"
+        return Reproducibility.EPISODE if is_loop else Reproducibility.SLICE
     try:
-        return Reproducibility(promised)
+        return Reproducibility(text(attributes, "reproducibility"))
     except ValueError as error:
         raise ContentError(f"its attribute reproducibility is {promised!r:.80}; the file is damaged") from error
 
 
 def identity(tell: Tell, path: str) -> dict[str, Any]:
-    """Read whose file it is: its run's configuration, in JSON, its policy, its promise, and whether it is complete."""
+    """Read whose file it is: its run's configuration, in JSON, policy, promise, format, and whether it is complete."""
     with reading(path, tell) as (file, note):
         return identity_of(CheckedFile(file, path, note).root)
+
+
+def end(tell: Tell, path: str) -> tuple[int, int, int]:
+    """Read how many steps a file has, how many episodes ended in them, and how many of those before the last step."""
+    with checked(path, tell) as checks:
+        rows = checks.committed_episodes()
+        rows = rows[rows["terminated"] | rows["truncated"]]
+        num_before = np.count_nonzero(rows["start"] + rows["length"] < checks.num_steps)
+        return checks.num_steps, len(rows), int(num_before)
 
 
 def identity_of(attributes: Mapping[str, object]) -> dict[str, Any]:
@@ -264,5 +279,6 @@ def identity_of(attributes: Mapping[str, object]) -> dict[str, Any]:
         "config": text(attributes, "config"),
         "policy_sha256": text(attributes, "policy_sha256") if "policy_sha256" in attributes else "",
         "promise": promise_of(attributes).value,
+        "version": count(attributes, "format_version"),
         "complete": bool(text(attributes, "finished").strip()),
     }

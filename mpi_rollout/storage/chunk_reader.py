@@ -1,6 +1,7 @@
 """Chunks as they are in a file: found, compared with their checksums, decoded.  Of HDF5, only its index is used.
 
-A file lists its chunks itself, see `ChunkList`: what its last commit lists counts.
+A file lists its chunks itself, see `ChunkList`: what its last commit lists counts.  Files of format versions 1
+and 2 have no list.  There HDF5's index takes its place, and HDF5's checksum, which fits a chunk of zeros too.
 """
 
 import os
@@ -14,7 +15,7 @@ import numpy as np
 
 from mpi_rollout.errors import ContentError
 from mpi_rollout.storage.chunks import indexed_chunks, listed_chunks
-from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters
+from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters, fletcher32
 from mpi_rollout.storage.schema import CHUNK, is_sparse
 
 one_thread = threading.RLock()  # The chunk that was read last is kept, and h5py's own lock is not held meanwhile.
@@ -34,7 +35,7 @@ class ChunkReader:
     Parameters
     ----------
     listed
-        Rows of the file's list.
+        Rows of the file's list; None where there is none.
     is_sealed
         No run goes on with the file: HDF5's index has the very chunks that are listed.
     needs_index
@@ -46,7 +47,9 @@ class ChunkReader:
         What was read.
     """
 
-    def __init__(self, dataset: h5py.Dataset, descriptor: int, listed: np.ndarray, is_sealed: bool, needs_index: bool):
+    def __init__(
+        self, dataset: h5py.Dataset, descriptor: int, listed: np.ndarray | None, is_sealed: bool, needs_index: bool
+    ):
         self.name, self.dtype = str(dataset.name)[1:], dataset.dtype
         self.shape, self.sizes = dataset.shape, dataset.chunks
         self._num_envs: int = dataset.shape[1] if dataset.ndim > 1 else 1
@@ -54,10 +57,10 @@ class ChunkReader:
         self.rows: int = dataset.chunks[0]
         self.across = -(-self._num_envs // self._envs)
         self._is_sparse, self._is_sealed, self._descriptor = is_sparse(dataset), is_sealed, descriptor
-        self._filters, self._needs_index = Filters(dataset), needs_index
+        self._filters, self._is_listed, self._needs_index = Filters(dataset), listed is not None, needs_index
         self.row_nbytes: int = dataset.dtype.itemsize * int(np.prod(dataset.chunks[1:], dtype=object))
-        self._index = self._last_of_each(indexed_chunks(dataset, is_needed=needs_index))
-        self._listed = self._last_of_each(listed)
+        self._index = self._last_of_each(indexed_chunks(dataset, is_needed=needs_index or listed is None))
+        self._listed = self._last_of_each(np.zeros(0, CHUNK) if listed is None else listed)
         self._stored, self._mask = np.empty(0, np.uint8), 0  # The chunk that was read last, as it is in the file.
         self.num_chunks = self.nbytes = 0
 
@@ -98,8 +101,9 @@ class ChunkReader:
     def missing(self, num_rows: int) -> str:
         """Say which chunk of the first rows is missing, "" if all are there.  No chunk is read."""
         expected = -(-num_rows // self.rows) * self.across
-        for entries in [self._listed] + [self._index] * self._needs_index:
-            there = entries.numbers[: np.searchsorted(entries.numbers, expected)]
+        lists = [self._listed] * self._is_listed + [self._index] * (self._needs_index or not self._is_listed)
+        for numbers in (entries.numbers for entries in lists):
+            there = numbers[: np.searchsorted(numbers, expected)]
             if len(there) < expected and not self._is_sparse:
                 gap = np.flatnonzero(there != np.arange(len(there)))
                 return self._named(int(gap[0]) if len(gap) else len(there), "there is no such chunk")
@@ -127,8 +131,10 @@ class ChunkReader:
                 problem = ""
         elif indexed is None:
             problem = "" if self._is_sparse else "there is no such chunk"
-        else:  # A killed run may have written it after its last commit.
+        elif self._is_listed:  # A killed run may have written it after its last commit.
             problem = "the chunk is not listed" if self._is_sealed or not self._is_sparse else ""
+        else:
+            problem = self._problem_of_old(indexed, num_rows)
         return self._named(number, problem) if problem else ""
 
     def _problem_of(self, listed: np.void, indexed: np.void | None, num_rows: int) -> str:
@@ -159,6 +165,16 @@ class ChunkReader:
         if self._is_sealed and not self._filters.has_checksum(mask):
             return "the chunk has no checksum"
         return "" if fits else f"the chunk has {nbytes} bytes, expected {whole}"
+
+    def _problem_of_old(self, entry: np.void, num_rows: int) -> str:
+        """Read a chunk of a file without a list, and compare HDF5's checksum."""
+        if problem := self._problem_of_size(entry) or self._read(entry):
+            return problem
+        if not self._filters.has_checksum(self._mask):
+            return "the chunk has no checksum" if num_rows == self.rows else ""
+        data = self._stored
+        fits = fletcher32(data[:-CHECKSUM_NBYTES]) == data[-CHECKSUM_NBYTES:].tobytes()
+        return "" if fits else "the checksum does not fit"
 
     def _has_been_found(self, listed: np.void) -> bool:
         """Tell whether a chunk is where it was put when it was written, and read it; one of zeros need not be there."""
@@ -218,7 +234,7 @@ class ChunkReader:
 
         ContentError if it cannot be decompressed.
         """
-        if _entry(self._listed, number) is None:
+        if _entry(self._listed if self._is_listed else self._index, number) is None:
             return np.zeros(self.sizes, self.dtype)
         try:
             data = self._filters.decode(self._stored, self._mask)[: self.rows * self.row_nbytes]
@@ -241,7 +257,10 @@ def _entry(entries: Entries, number: int) -> np.void | None:
 
 
 class FileChunks:
-    """The chunks of all datasets of a file in its first `num_steps` steps; ContentError if its list is damaged."""
+    """The chunks of all datasets of a file in its first `num_steps` steps, as its own list says, where it has one.
+
+    ContentError if the list is damaged.
+    """
 
     def __init__(
         self,
@@ -253,7 +272,8 @@ class FileChunks:
         is_at_least: bool = False,
     ):
         self._file, self._is_sealed, self._needs_index = file, is_sealed, needs_index
-        self._listed = listed_chunks(file, num_steps, is_sealed, is_at_least)
+        self.has_list = "chunks" in file
+        self._listed = listed_chunks(file, num_steps, is_sealed, is_at_least) if self.has_list else {}
         self._bytes = open(path, "rb", buffering=0)  # noqa: SIM115  # It is open as long as the file.
         self._chunks: dict[str, ChunkReader] = {}
 
@@ -264,7 +284,7 @@ class FileChunks:
     def chunks(self, name: str) -> ChunkReader:
         """Return the chunks of a dataset."""
         if name not in self._chunks:
-            listed = self._listed.get(name, np.zeros(0, CHUNK))
+            listed = self._listed.get(name, np.zeros(0, CHUNK)) if self.has_list else None
             flags = self._is_sealed, self._needs_index
             self._chunks[name] = ChunkReader(self._file[name], self._bytes.fileno(), listed, *flags)
         return self._chunks[name]
@@ -272,4 +292,4 @@ class FileChunks:
     def num_rows(self, name: str) -> int:
         """Return the number of rows of a table that count: before a file is sealed, those that the list has."""
         num_rows = len(self._file[name])
-        return num_rows if self._is_sealed else min(num_rows, self.chunks(name).num_listed_rows)
+        return min(num_rows, self.chunks(name).num_listed_rows) if self.has_list and not self._is_sealed else num_rows

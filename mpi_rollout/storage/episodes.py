@@ -220,9 +220,12 @@ def make_table(
     faults: np.ndarray | None = None,
     resets: np.ndarray | None = None,
 ) -> EpisodeTable:
-    """Make the empty table of a run; it knows of these rows of /faults and /resets."""
-    seed = config.seed if attributes["has_episode_seeds"] else None
-    table = EpisodeTable(config.num_envs, seed, num_reset_rows_of(attributes))
+    """Make the empty table of a run; it knows of these rows of /faults and /resets.
+
+    Files of older versions do not say in their attributes whether episodes have seeds: those of loops have.
+    """
+    has_seeds = bool(attributes.get("has_episode_seeds", config.vectorization_mode == "sync"))
+    table = EpisodeTable(config.num_envs, config.seed if has_seeds else None, num_reset_rows_of(attributes))
     if faults is not None:
         table.note_faults(faults)
     if resets is not None:
@@ -232,7 +235,7 @@ def make_table(
 
 def num_reset_rows_of(attributes: Mapping[str, object]) -> int:
     """Return the number of rows between two episodes of an env, in a file with these attributes."""
-    return int(attributes["autoreset_mode"] == AutoresetMode.NEXT_STEP.value)
+    return int(attributes.get("autoreset_mode", AutoresetMode.NEXT_STEP.value) == AutoresetMode.NEXT_STEP.value)
 
 
 def stored_results(stored: FileChunks, num_steps: int, nbytes: int = 2**22, first: int = 0) -> Iterator[StoredResults]:

@@ -1,31 +1,26 @@
 """What is where a run wants to write: nothing, the run itself, or what an earlier start of it has left."""
 
-import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from shlex import quote
-from typing import Any
 
 import numpy as np
 
-from mpi_rollout.config import DATA_OPTIONS, RolloutConfig
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
-from mpi_rollout.options import unused
-from mpi_rollout.policies.sources import sha256_of
 from mpi_rollout.process.paths import located
 from mpi_rollout.storage import ownership
 from mpi_rollout.storage.checked_file import identity_of
 from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.filters import check_available
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
+from mpi_rollout.storage.same_run import check_same_run
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.storage.status import refuse_running, status_path
 from mpi_rollout.storage.stored_run import StoredRun
-from mpi_rollout.stored_config import difference, read_config
-from mpi_rollout.text import shortened
 
 DEFAULT_FOLDER = "results"  # The folder of outputs without `--out`, made where a command is started.
 
@@ -230,50 +225,3 @@ def check_folder(path: str) -> str:
     if os.path.dirname(path) == DEFAULT_FOLDER:
         make_folder(os.path.dirname(place))
     return ownership.check_place("out", path, place)
-
-
-def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> bool:
-    """Refuse to go on with the file of another run; `stored` is what `checked_file.identity` says of the file.
-
-    Return whether the file is complete, and of the same run with fewer steps: it can be extended.  UsageError if
-    options that decide on the data differ; the message says which.
-    """
-    is_complete = stored["complete"]
-    before = read_config(stored["config"], path)
-    num_steps = before.num_steps
-    has_fewer = is_complete and num_steps < config.num_steps
-    if has_fewer:
-        before = replace(before, num_steps=config.num_steps)
-    advice = "give the same options to continue it, move it away, or use another --out"
-    if is_complete:
-        advice = "it is complete; move it away, or use another --out"
-    if has_fewer:
-        advice = "give the same options to extend it, move it away, or use another --out"
-    elif is_complete and num_steps > config.num_steps:
-        advice += " (more --num-steps extend a complete file, fewer do not cut it)"
-    if changes := _changes(before, config):
-        raise UsageError(f"--out {config.out}: {path} is of another run: {'; '.join(changes)}; {advice}")
-    sha256 = sha256_of(config.policy) if stored["policy_sha256"] else ""
-    if sha256 and sha256 != stored["policy_sha256"]:  # A file that cannot be read is refused as in a new run.
-        raise UsageError(
-            f"--out {config.out}: {path} is of a run with another {config.policy} (its SHA-256 was "
-            f"{stored['policy_sha256'][:16]}...); {advice}"
-        )
-    return has_fewer
-
-
-def _changes(before: RolloutConfig, now: RolloutConfig) -> list[str]:
-    """Return the words for every option of the data that is not what it was."""
-    idle = unused(before)  # Earlier versions did not refuse them.
-    options = [
-        (name, getattr(RolloutConfig if name in idle else before, name), getattr(now, name)) for name in DATA_OPTIONS
-    ]
-    return [
-        difference(name, old, new, lambda value: shortened(_json(value)))
-        for name, old, new in options
-        if _json(old) != _json(new)
-    ]
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, sort_keys=True)

@@ -124,17 +124,21 @@ def is_at(path: str, descriptor: int) -> bool:
         return False
 
 
-def why_no_file(path: str) -> str:
-    """Return why there is nothing to read, and what may be meant; "" for a file that is not empty."""
-    if os.path.isfile(path):
-        return "" if os.path.getsize(path) else f"{path} is not a readable HDF5 file: it is empty"
-    if os.path.isdir(path):
+def why_no_file(path: str, place: str = "") -> str:
+    """Return why there is nothing to read, and what may be meant; "" for a file that is not empty.
+
+    `place` is the path to look at, if `path` no longer leads there.
+    """
+    place = place or path
+    if os.path.isfile(place):
+        return "" if os.path.getsize(place) else f"{path} is not a readable HDF5 file: it is empty"
+    if os.path.isdir(place):
         return f"{path} is a folder; name a file in it"
-    if os.path.exists(path):
+    if os.path.exists(place):
         return f"{path} is no file but a device, pipe or socket"
     is_part = path.endswith(".part")
-    other = path.removesuffix(".part") if is_part else f"{path}.part"
-    if os.path.isfile(other):
+    other, there = (name.removesuffix(".part") if is_part else f"{name}.part" for name in (path, place))
+    if os.path.isfile(there):
         state = "the complete file" if is_part else "which is not complete"
         return f"{path}: no such file; there is {quote(other)}, {state}: give that name"
     return f"{path or repr(path)}: no such file"
@@ -274,18 +278,18 @@ def temporary_path(path: str, what: str) -> str:
 def check_free_space(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0) -> str:
     """Refuse a file that there is no room for, by StorageError; return what to tell the user, "" for a small file.
 
-    The size of a compressed one is not known before: it is told, and not refused.
+    The size of a compressed one, or of so many episodes, is not known before: it is told, and not refused.
     A step of all envs has `row_nbytes`, the unfinished file that is continued `old_nbytes` until the new one has all.
     """
     if not config.trajectories:
         return ""
-    nbytes, is_compressed = row_nbytes * config.num_steps, config.compression != "none"
+    nbytes, is_bound = row_nbytes * config.num_steps, config.compression != "none" or config.num_episodes is not None
     folder = os.path.dirname(config.path)
     free = shutil.disk_usage(folder).free
     data = f"{counted(config.num_envs, 'env')} x {counted(config.num_steps, 'step')}"
-    size = f"{data} take {'at most' if is_compressed else 'about'} {format_bytes(nbytes)} in {config.out}"
+    size = f"{data} take {'at most' if is_bound else 'about'} {format_bytes(nbytes)} in {config.out}"
     needed = max(nbytes - old_nbytes, min(old_nbytes, nbytes))
-    if needed > free and not is_compressed and not is_any_size():
+    if needed > free and not is_bound and not is_any_size():
         ways_out = f"use fewer steps or envs, another --out, --compression gzip, {ANYWAY}"
         raise StorageError(f"{size}, and {folder} has {format_bytes(free)} free; {ways_out}")
     return f"{size} ({format_bytes(free)} free there)" if nbytes >= TOLD_NBYTES else ""

@@ -26,9 +26,9 @@ from mpi_rollout.storage.values import ValueChecks, described_leaves
 FORMAT = "mpi_rollout"
 # Raise it when older versions would misread a file.  A new option needs no new version: a reader knows a file's options
 # by their names, see `stored_config.read_config`.
-# Before 3 there was no list of chunks.
-OLDEST_VERSION = 3
-FORMAT_VERSION = max(OLDEST_VERSION, NEWEST)
+# 1: random actions were other ones for the same seed.  2: there was no list of chunks.
+LISTED_SINCE = 3
+FORMAT_VERSION = max(LISTED_SINCE, NEWEST)
 SPAN_NBYTES = 2**23  # All chunks that hold one step: HDF5's readers keep 8 MiB; before version 2.0 they kept 1 MiB.
 BLOCK_NBYTES = 2**24
 CHUNK_NBYTES = 2**16  # Smaller chunks take long to write and to find.
@@ -132,7 +132,7 @@ class Schema:
         file.create_dataset(name, (0, *shape), dtype, **options)
 
 
-def expected_rows(root: Mapping[str, object], config: RolloutConfig, version: int) -> Contents:
+def expected_rows(root: Mapping[str, object], config: RolloutConfig, version: int, has_list: bool = True) -> Contents:
     """Return for every dataset the dtype and the shape of a row; `root` is the root group's attributes."""
     expected: Contents = {}
     if config.trajectories:
@@ -140,7 +140,8 @@ def expected_rows(root: Mapping[str, object], config: RolloutConfig, version: in
             expected[f"trajectories/{name}"] = leaf.dtype, (config.num_envs, *leaf.shape)
     has = {"episodes": config.trajectories, "resets": is_recording(root)}
     expected |= {name: (dtype, ()) for name, (dtype, _) in TABLES.items() if has.get(name, True)}
-    return expected | {"throughput/ranks": (RANK, ()), "chunks": (CHUNK, ()), "commits": (COMMIT, ())}
+    expected["throughput/ranks"] = RANK, ()
+    return expected | (dict(zip(LIST, ((CHUNK, ()), (COMMIT, ())), strict=True)) if has_list else {})
 
 
 def expected_leaves(root: Mapping[str, object], version: int) -> dict[str, Leaf]:

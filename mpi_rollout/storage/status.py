@@ -1,7 +1,8 @@
 """`<name>.status.json` beside an output: what a batch script can ask where exit codes are rewritten on their way.
 
 Keys: state ("running", "complete", "interrupted" or "failed"), exit_code, resumable, message, file, num_steps (of them
-committed), of_num_steps, starts (how often the run was started), pid, host, updated (ISO 8601, UTC).
+committed), of_num_steps, of_num_episodes (which may end a run before that step, with --num-episodes), starts (how often
+the run was started), pid, host, updated (ISO 8601, UTC).
 """
 
 import json
@@ -29,13 +30,14 @@ def status_path(out: str) -> str:
 class Status:
     """The status of one output; `is_first` if there was none before.  The root writes it again, in one piece."""
 
-    def __init__(self, out: str, num_steps: int):
+    def __init__(self, out: str, num_steps: int, num_episodes: int | None = None):
         self._path = status_path(out)
         before = read_status(out)
         self.is_first = not os.path.lexists(self._path)
         starts = before.get("starts") if before.get("state") != "complete" else 0
         starts = starts if isinstance(starts, int) else 0
         self._values: dict[str, object] = {"of_num_steps": num_steps, "starts": starts + 1}
+        self._values |= {} if num_episodes is None else {"of_num_episodes": num_episodes}
 
     def tell(self, state: str, **values: object) -> None:
         """Write the status; keys that are not in `values` keep theirs."""

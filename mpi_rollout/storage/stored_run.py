@@ -16,6 +16,7 @@ import numpy as np
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError, DataError
+from mpi_rollout.process.paths import current
 from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunk_reader import ChunkReader, FileChunks, one_thread
 from mpi_rollout.storage.episodes import StoredResults, make_table, stored_results
@@ -37,6 +38,7 @@ def _close_all() -> None:
 class StoredRun:
     """A file, its attributes, and the rows of its columns that are committed.
 
+    A relative path begins in the current folder of now, wherever envs go meanwhile; messages have it as it was given.
     DataError from the constructor if it is no file of a run, or is damaged.
 
     Attributes
@@ -54,7 +56,7 @@ class StoredRun:
     """
 
     def __init__(self, path: str):
-        self.path = path
+        self.path, self._place = path, path and os.path.join(current(), path)
         self._file: h5py.File | None = None
         self._stored: FileChunks
         self._pid = 0
@@ -66,14 +68,15 @@ class StoredRun:
         steadily(self.locate(), self._look)
 
     def locate(self) -> str:
-        """Return the name that the file has now: a run takes the `.part` away when it is complete."""
-        if self.path.endswith(".part") and not os.path.lexists(self.path):
-            name = self.path.removesuffix(".part")
-            self.path = name if os.path.lexists(name) else self.path
-        return self.path
+        """Return the whole path that the file has now: a run takes the `.part` away when it is complete."""
+        whole = self._place.removesuffix(".part")
+        if not os.path.lexists(self._place) and os.path.lexists(whole):
+            self.path, self._place = self.path.removesuffix(".part"), whole
+        return self._place
 
     def _look(self) -> None:
-        with checked(self.locate(), lambda doing: None) as checks:
+        place = self.locate()
+        with checked(self.path, lambda doing: None, place=place) as checks:
             self.attributes, self.config, self.is_complete = checks.root, checks.config, checks.is_complete
             self.is_sealed, self.num_steps, self.reproducibility = checks.is_sealed, checks.num_steps, checks.promise
             self.episodes, self.resets = checks.committed_episodes(), checks.resets()
@@ -103,9 +106,9 @@ class StoredRun:
         return self._stored
 
     def _open(self) -> None:
-        file = open_unmarked(self.locate())
+        file = open_unmarked(place := self.locate())
         try:
-            self._stored = FileChunks(file, self.path, self.num_steps, self.is_sealed, is_at_least=True)
+            self._stored = FileChunks(file, place, self.num_steps, self.is_sealed, is_at_least=True)
         except BaseException:
             file.close()
             raise
@@ -118,7 +121,7 @@ class StoredRun:
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state of a copy in another process, which opens the file itself."""
-        return self.__dict__ | {"_file": None, "_stored": None, "path": os.path.abspath(self.path)}
+        return self.__dict__ | {"_file": None, "_stored": None, "path": self._place}
 
     def close(self) -> None:
         """Close the file, if it is open; it is opened again when it is needed."""

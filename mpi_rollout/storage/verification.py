@@ -51,6 +51,7 @@ class Verification:
             "complete": self._file.is_complete,
             "recovered": self._file.is_sealed and not self._file.is_complete,
             "limits": text(self._file.root, "limits") if is_recording(self._file.root) else "",
+            "has_checksums": self._file.stored.has_list,
             "num_steps": self._file.num_steps,
             "episodes": num_episodes,
             "chunks": self.num_chunks,

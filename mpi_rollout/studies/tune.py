@@ -27,20 +27,21 @@ from mpi_rollout.studies.study_file import StudyFile, machine_facts, origin, pla
 from mpi_rollout.text import counted
 
 LENGTHS = ("1", "16", "64")  # The lengths of fragments to try, beside auto.
+MORE_ENVS = 4  # How many times as many envs are tried: more data a step, so no way to do the same run.
 LEAST_RATE = 0.75  # A share of the fastest first job's rate: jobs do not differ by that much.
 LEAST_STEPS, MOST_STEPS = 20, 1_000_000
 CALIBRATIONS = 3  # The most calibrations: the first one has too few steps to show a rate.
 LIMIT_SHARE = 1 / 30  # The share of a job's seconds that each measurement of the limit takes.
 
 
-def candidates(ranks: Sequence[int], num_envs: int, is_native: bool, is_random: bool) -> tuple[Point, ...]:
+def candidates(ranks: Sequence[int], num_envs: int, is_native: bool, in_fragments: bool) -> tuple[Point, ...]:
     """Return all ways with these numbers of ranks, ascending; one rank more where the root steps no envs.
 
-    The ranks can draw random actions for several steps at a time.
+    With `in_fragments` the ranks choose the actions, and can do so for several steps at a time.
     """
     most = ranks[-1]
     ways: list[tuple[int, Options]] = [(num_ranks, {}) for num_ranks in ranks]
-    if is_random and most > 1:
+    if in_fragments and most > 1:
         ways += [(most, {"fragment_length": length}) for length in LENGTHS]
     if most > 1:
         overlapping: list[Options] = [{"num_groups": 2}, {"batch_size": max(most // 2, 1)}]
@@ -66,6 +67,15 @@ def _has_native(env: str | None) -> bool:
 
 def _is_native(point: Point) -> bool:
     return "vectorization_mode" in dict(point.options)
+
+
+def _more_envs(study: Study, most: int) -> Point:
+    return Point(most, (("num_envs", MORE_ENVS * study.size),))
+
+
+def _of_size(samples: Sequence[Sample]) -> list[Sample]:
+    """Return the samples with the number of envs that was asked for."""
+    return [sample for sample in samples if "num_envs" not in dict(sample.point.options)]
 
 
 @dataclass(frozen=True)
@@ -119,7 +129,11 @@ def tune(run: Options, ranks: Sequence[int], trial_s: float, jobs: JobOptions) -
     run = {name: value for name, value in run.items() if name != "num_envs"}
     run |= {"num_steps": LEAST_STEPS, "limit_s": LIMIT_SHARE * trial_s}
     first = Study("tune", (Point(ranks[-1]),), num_envs, run, jobs)  # Refuses what every job would refuse.
-    study = replace(first, points=candidates(ranks, num_envs, _has_native(run["env"]), run["policy"] == "random"))
+    in_fragments = first.config(first.points[0], "run.h5").acts_on_ranks
+    points = candidates(ranks, num_envs, _has_native(run["env"]), in_fragments)
+    if not isinstance(run["env_kwargs"], list):  # It has one element for each env.
+        points += (_more_envs(first, ranks[-1]),)
+    study = replace(first, points=points)
     if jobs.dry_run:
         show([*commands_of(study, study.points, Path()).values()])
         return 0
@@ -160,8 +174,9 @@ def _try_all(runner: Runner, most: int, trial_s: float) -> None:
         if _calibrate(runner, most, trial_s) > trial_s / 2:
             break
     runner.run([point for point in order if point.repeat == 0])
-    ratings = rate_points(runner.file.samples)
+    ratings = rate_points(_of_size(runner.file.samples))
     kept = {rating.point for rating in ratings if rating.rate.median >= LEAST_RATE * ratings[0].rate.median}
+    kept |= {Point(most), _more_envs(runner.file.study, most)}  # These are compared.
     runner.run([point for point in order if point in runner.file.done or replace(point, repeat=0) in kept])
 
 
@@ -177,14 +192,15 @@ def _calibrate(runner: Runner, most: int, trial_s: float) -> float:
 
 def lines(file: StudyFile, most: int) -> list[str]:
     """Return the results as text: a table, and the command to use."""
-    study, ratings = file.study, rate_points(file.samples)
+    samples = _of_size(file.samples)
+    study, ratings = file.study, rate_points(samples)
     where, steps = place_and_time(file.origin["host"], file.facts, (), file.origin["started"]), study.run["num_steps"]
     text = [f"{study.env_name}, {counted(study.size, 'env')}, {counted(steps, 'step')} a job: {where}", ""]
     if not ratings:
         return [*text, *file.failures, "no way to run it gave a result"]
     cells = [("options", "jobs", "env steps/s", "of the fastest", "of the limit")]
     for rating in ratings:
-        median, limit = rating.rate.median, limit_of(file.samples, most, _is_native(rating.point))
+        median, limit = rating.rate.median, limit_of(samples, most, _is_native(rating.point))
         share = f"{median / ratings[0].rate.median:.3f}" + " tie" * (rating.is_tie and rating is not ratings[0])
         of_limit = f"{median / limit:.3f}" if limit else "-"
         cells.append((rating.point.way, str(rating.num_jobs), rating.rate.shown(",.0f"), share, of_limit))
@@ -201,9 +217,27 @@ def lines(file: StudyFile, most: int) -> list[str]:
     text += [*aligned(cells), note, *file.failures, "", f"use: {command(study, chosen)}"]
     if _is_native(chosen):
         text.append("its data depend on the number of ranks: with vector_entry_point a rank's envs share one generator")
-        if others := rate_points([sample for sample in file.samples if not _is_native(sample.point)]):
+        if others := rate_points([sample for sample in samples if not _is_native(sample.point)]):
             text.append(f"for the same data on any number of ranks: {command(study, choose(others).point)}")
-    return text
+    return text + _what_helps(file, most)
+
+
+def _what_helps(file: StudyFile, most: int) -> list[str]:
+    """Say whether more envs and fragments make it faster, on all ranks; what gave no result is left out."""
+    rates = {rating.point: rating.rate for rating in rate_points(file.samples)}
+    base, more = Point(most), _more_envs(file.study, most)
+    pairs = {  # What is compared, and with what.
+        f"more envs: --num-envs {MORE_ENVS * file.study.size}": (more, base),
+        "fragments: --fragment-length auto instead of 1": (base, Point(most, (("fragment_length", "1"),))),
+    }
+    text = []
+    for name, (point, other) in pairs.items():
+        if point in rates and other in rates:
+            times, helps = rates[point].median / rates[other].median, rates[point].low > rates[other].high
+            text.append(f"{name} {'helps' if helps else 'does not help'}, {times:.2f} times the env steps/s")
+    if file.study.config(base, "run.h5").acts_on_ranks:
+        return text
+    return [*text, "fragments: need a policy that the ranks run, such as --policy MODULE:make_policy"]
 
 
 def command(study: Study, point: Point) -> str:

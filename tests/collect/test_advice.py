@@ -84,11 +84,17 @@ ADVICE = {
         "--batch-size 1",
     ),
     "uneven fragments": (replace(UNEVEN, inference="workers", fragment_length=8), "30% of the time: --batch-size 1"),
-    "policy": (POLICY, "the policy on rank 0 took 70% of the time: --policy-on workers would save up to 35%"),
-    "called policy": (replace(POLICY, policy_kind=CALLED), "--policy MODULE:make_policy would save up to 35%"),
+    "policy": (
+        POLICY,
+        "the policy on rank 0 took 70% of the time: --policy-on workers --policy-block 32 would save about 35%",
+    ),
+    "called policy": (
+        replace(POLICY, policy_kind=CALLED),
+        "--policy MODULE:make_policy --policy-block 32 would save about 35%",
+    ),
     "policy alone": (
         figures(10.0, [4], [2.0], policy=7.0, policy_kind=CALLED),
-        "mpirun -n 2 and --policy MODULE:make_policy would save up to 35%",
+        "mpirun -n 2 and --policy MODULE:make_policy --policy-block 2 would save about 35%",
     ),
     "disk": (
         figures(10.0, [32, 32], [5.0, 5.0], write=4.0),
@@ -128,6 +134,12 @@ def test_what_costs_much_is_named_in_one_line_with_what_helps(run: RunFigures, w
 )
 def test_where_nothing_costs_much_or_the_run_was_too_short_to_tell_there_is_no_advice(run: RunFigures):
     assert run.advice == "" and not any(line.startswith("advice: ") for line in run.lines())
+
+
+def test_a_rank_that_is_slow_on_a_core_of_its_own_is_not_blamed_on_others():
+    run = sharing(figures(10.0, [8, 8, 8], [2.0, 2.0, 9.0]), 0.5)
+    assert run.advice.startswith("envs of rank 2")
+    assert sharing(figures(10.0, [8, 8, 8], [2.0, 9.0, 2.0]), 0.5).advice.startswith("there are 1.5 ranks")
 
 
 def test_ranks_that_have_their_cores_or_do_not_know_share_none():

@@ -36,7 +36,7 @@ def monitor(driver: SimpleNamespace, state: RunState) -> Monitor:
 
 def look(monitor: Monitor, driver: SimpleNamespace, now_s: float, env_steps: int) -> None:
     driver.clock.now = now_s
-    monitor.on_look(SimpleNamespace(num_steps=1, tally=SimpleNamespace(env_steps=env_steps, step_s=STEP_S)))
+    monitor.on_look(SimpleNamespace(num_steps=1, goal=None, tally=SimpleNamespace(env_steps=env_steps, step_s=STEP_S)))
 
 
 LOOKS = ((100.0, 0), (100.5, 700), (101.0, 710), (101.5, 900), (102.0, 910))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mpi_rollout.collect import progress
+from mpi_rollout.collect.episode_goal import EpisodeGoal
 from mpi_rollout.collect.progress import Bar, Lines, Recent, make_progress
 from mpi_rollout.process.clock import Clock
 from mpi_rollout.process.terminal import Terminal
@@ -60,6 +61,18 @@ def test_the_width_decides_what_the_bar_tells():
     assert told(bar, 5000).endswith("  | 12,346 env steps/s, 00:00 left, 5,000/10,000 steps, envs 0%")
     bar._terminal.columns = 45
     assert told(bar, 5000).endswith("| 12,346 env steps/s")
+
+
+def test_a_run_that_ends_with_its_episodes_shows_whichever_is_nearer_to_its_end(capfd):
+    bar, goal = bar_of(Screen(120)), EpisodeGoal(50, 7, True)
+    for num_ended, num_steps, percent in ((10, 1000, 20), (10, 5000, 50), (52, 6000, 100)):
+        goal.num_ended = num_ended
+        bar._terminal.text = ""
+        bar.tell(num_steps, 6 * num_steps, 10.0, STEP_S, goal)
+        assert bar._terminal.text.startswith(f"\r{percent:3}%|")
+        assert f", {num_ended}/50 episodes, {num_steps:,}/10,000 steps" in bar._terminal.text
+    bar._instead.tell(6000, 36_000, 10.0, STEP_S, goal)
+    assert capfd.readouterr().err.startswith("mpi_rollout: 6,000 of at most 10,000 steps (100%), 52 of 50 episodes, 36")
 
 
 def test_a_terminal_without_blocks_gets_a_bar_of_ascii():

@@ -118,9 +118,11 @@ def test_a_file_without_trajectories_is_told(job: Job):
 
 
 def test_a_file_without_an_ended_episode_is_told(job: Job):
+    pytest.importorskip("matplotlib")
     path = job.collect(None, "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "3")
-    result = inspected(job, path)
+    result = inspected(job, path, "--plot")
     assert result.code == 0, result.err
+    assert result.out.splitlines()[-1].strip().startswith("it shows little: one ended episode of each env at most;")
     where = "in Python data.episodes and data.unfinished"
     assert f"episodes      0 ended (0 terminated, 0 truncated), 2 under way at the end; {where}\n" in result.out
 

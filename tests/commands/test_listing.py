@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from jobs import Job
 
-from mpi_rollout.commands.listing import runs_of, table
+from mpi_rollout.commands.listing import list_runs, runs_of, table
 from mpi_rollout.storage.ownership import make_locked
 from mpi_rollout.storage.status import Status
 
@@ -46,6 +46,13 @@ def test_it_lists_the_runs_of_a_folder_and_those_of_others_beside_them(job: Job)
     ]  # fmt: skip
     assert "no runs in " in job.forked("list", "/dev").out
     assert job.forked("list", "none").messages == ["there is no folder none; give the folder of --out"]
+
+
+def test_a_complete_run_may_have_ended_with_its_episodes(tmp_path: Path):
+    for name, state in (("a", "complete"), ("b", "running")):
+        Status(str(tmp_path / f"{name}.h5"), 1000, 50).tell(state, num_steps=400)
+    assert [run["of_num_episodes"] for run in runs_of(str(tmp_path))] == [50, 50]
+    assert ["400 of at most 1000" in line for line in list_runs([str(tmp_path)])] == [False, True, False]
 
 
 def test_an_output_may_have_another_name_than_one_with_h5(tmp_path: Path):

@@ -27,8 +27,11 @@ def test_alone_it_finds_nothing_bad_and_says_how_to_start_it_on_ranks(job: Job):
     result = job(None, "doctor", "--env", "CartPole-v1")
     assert result.code == 0 and result.err == "", result.err
     assert re.search(
-        r"OK    env           CartPole-v1: [\d.]+ us per step with its resets, observations of 16 bytes", result.out
+        r"OK    env           CartPole-v1: [\d.]+ us per step with its resets, [\d.]+ us per reset, observations of 16 "
+        r"bytes; the slot of a rank's 64 envs has [\d,]+\n",
+        result.out,
     )
+    assert "messages" not in result.out
     lines = result.out.splitlines()
     start = next(index for index, line in enumerate(lines) if line.startswith("OK    launcher      none"))
     assert "mpiexec" in lines[start + 1] and "python -m mpi_rollout doctor" in lines[start + 1]
@@ -36,10 +39,19 @@ def test_alone_it_finds_nothing_bad_and_says_how_to_start_it_on_ranks(job: Job):
     assert list(job.folder.iterdir()) == []
 
 
-@pytest.mark.mpi(2)
+@pytest.mark.mpi(2, 3)
 def test_on_ranks_it_prints_one_table_that_counts_them_and_has_the_exit_code_of_files(job: Job, num_ranks: int):
-    result = job(num_ranks, "doctor", "--json", "--out", "nowhere", **ONE_THREAD)
+    kwargs = ("--env-kwargs", '[{"seed": 1}, {"seed": 2}, {"seed": 3}, {"seed": 4}]', "--num-envs", "4")
+    own = "import envs\n\ndef own(seed):\n    return envs.Image()\n"
+    (job.folder / "mine.py").write_text(own)
+    env = ("--env-factory", "mine.py:own", *kwargs)
+    result = job(num_ranks, "doctor", "--json", "--out", "nowhere", *env, **ONE_THREAD)
     found = findings(result)
+    timed = found["env"]["figures"]
+    assert found["env"]["found"].startswith("mine:own: ") and timed["env_reset_us"] > 0
+    assert timed["slot_bytes"] > 4 / num_ranks * timed["observation_bytes"]
+    assert 0 < found["messages"]["figures"]["messages_share"] < 1
+    assert "% of a step of 4 envs: " in found["messages"]["found"]
     assert result.code == 74 and found["folder"]["state"] == BAD and "mkdir -p nowhere" in found["folder"]["found"]
     assert found["world"]["figures"] == {"num_ranks": num_ranks, "num_hosts": 1} and "SWMR" not in found
     assert found["exchange"]["figures"]["exchange_us"] > 0 and found["bandwidth"]["figures"]["gather_mb_per_s"] > 0
@@ -95,9 +107,17 @@ def test_an_env_that_cannot_be_made_outweighs_a_folder_that_is_not_there(job: Jo
     assert result.code == 78 and "NoSuchEnv" in found["env"]["found"] and found["folder"]["state"] == BAD
 
 
-def test_a_wrong_option_is_refused_in_one_line(job: Job):
-    result = job(None, "doctor", "--timeout-s", "x")
-    assert result.code == 64 and len(result.messages) == 1 and "doctor --help" in result.messages[0]
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--timeout-s", "x"), "doctor --help"),
+        (("--env", "CartPole-v1", "--env-factory", "envs:Image"), "give one of --env ID and --env-factory"),
+        (("--env-kwargs", '{"level": 3}'), "give one of --env ID and --env-factory MODULE:CALLABLE, got none"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_line(job: Job, options: tuple[str, ...], words: str):
+    result = job(None, "doctor", *options)
+    assert result.code == 64 and len(result.messages) == 1 and words in result.messages[0]
 
 
 def test_a_check_that_raises_is_a_finding_and_the_next_follows(capfd):

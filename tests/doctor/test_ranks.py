@@ -9,6 +9,7 @@ from mpi_rollout.doctor.ranks import (
     judge_binding,
     judge_core_share,
     judge_exchange,
+    judge_messages,
     judge_ranks,
 )
 from mpi_rollout.process.host import physical_cores, processor_quota
@@ -104,3 +105,10 @@ def test_a_slow_exchange_is_warned_of():
     slow = judge_exchange([500.0] * 10)
     assert slow.state == WARN and "no more ranks than cores" in slow.advice and "network" in slow.advice
     assert judge_exchange([5.0] * 10).state == OK
+
+
+@pytest.mark.parametrize(("envs_us", "state"), [(10.0, WARN), (30.0, OK)])
+def test_messages_that_take_a_fifth_of_a_step_are_warned_of_with_what_helps(envs_us: float, state: str):
+    found = judge_messages(5.0, envs_us, 64)
+    assert (found.state, "--num-envs 256; or fragments" in found.advice) == (state, state == WARN)
+    assert found.found.startswith(f"{500 / (5 + envs_us):.1f}% of a step of 64 envs: 5.0 us beside {envs_us:.1f} us")

@@ -1,7 +1,7 @@
 """A launcher for tests of `tune`: starts nothing, prints what a run of known figures would print.
 
-As `fake_launcher`.  RATES is a JSON object of env steps per second by what a point calls its way; FAIL and HANG name
-one of these; LOG is a file that gets a line for each start.
+As `fake_launcher`.  RATES is a JSON object of env steps per second by what a point calls its way, with the number of
+envs where these are more than 9; FAIL and HANG name one of these; LOG is a file that gets a line for each start.
 """
 
 import json
@@ -19,6 +19,7 @@ def main() -> None:
     named = ("--root-envs", "--batch-size", "--num-groups", "--vectorization-mode", "--fragment-length")
     options = [word.replace("=", " ") for option in named for word in words if word.startswith(option)]
     name = " ".join([f"-n {num_ranks}", *options])
+    name += "".join(f" --num-envs {word[11:]}" for word in words if word.startswith("--num-envs=") and len(word) > 12)
     given = dict(word.removeprefix("--").partition("=")[::2] for word in words)
     if "LOG" in os.environ:
         with open(os.environ["LOG"], "a") as log:

@@ -20,7 +20,7 @@ from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.process.clock import PHASES
 from mpi_rollout.storage.run_file import Ending, Prefix
-from mpi_rollout.storage.schema import CHUNK, COMMIT, first_digest, leaf_datasets, next_digest
+from mpi_rollout.storage.schema import CHUNK, COMMIT, digest_of, first_digest, leaf_datasets, next_digest
 from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.storage.writer import Writer, open_writer
 
@@ -53,7 +53,6 @@ class Feed:
             "config": config.to_json(), "env_spec": "", "spaces": json.dumps(described),
             "seed": self.seed, "num_envs": self.num_envs, "autoreset_mode": "NextStep",
             "hosts": '["here"]', "mpi_library": "none", "num_ranks": 1, "started": "2000-01-01T00:00:00+00:00",
-            "reproducibility": "episode", "has_episode_seeds": True,
         }  # fmt: skip
         prefix = None if num_past is None else Prefix(num_past, f"{path}.part")
         return open_writer(config, attributes, blocks, 1, prefix)
@@ -155,6 +154,14 @@ def flip(path: Path, place: int, bits: int = 1) -> None:
     with open(path, "r+b") as file:
         byte = os.pread(file.fileno(), 1, place)[0]
         os.pwrite(file.fileno(), bytes([byte ^ bits]), place)
+
+
+def as_of_version_2(path: Path) -> None:
+    """Make of a file one that has no list of chunks, as older versions wrote it."""
+    with h5py.File(path, "r+", libver="latest") as file:
+        del file["chunks"], file["commits"]
+        file.attrs["format_version"] = 2
+        file.attrs["digest"] = digest_of(file.attrs)
 
 
 def damage(path: Path, name: str, kind: str, number: int = 0) -> None:

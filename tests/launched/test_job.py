@@ -8,7 +8,7 @@ from jobs import job_environment
 
 import mpi_rollout
 from mpi_rollout.errors import LaunchError
-from mpi_rollout.launched.job import batch_command, launcher_of
+from mpi_rollout.launched.job import Job, batch_command, launcher_of
 from mpi_rollout.process.launcher import find_launcher
 
 
@@ -49,6 +49,13 @@ def test_options_of_sbatch_may_be_a_dict_or_words():
     words = ["--time=01:00:00", "-p", "cpu", "--exclusive", "--cpus-per-task=2"]
     assert batch_command(options, "/a/.mpi_rollout-x", 4, command) == [*own, *words, *end]
     assert batch_command(["--qos=high"], "/a/.mpi_rollout-x", 4, command) == [*own, "--qos=high", *end]
+
+
+def test_a_job_that_is_ended_before_its_keeper_runs_leaves_nothing(tmp_path: Path):
+    folder = tmp_path / "job"
+    folder.mkdir()
+    Job(["sleep", "1000"], str(folder)).wait(0.0)
+    assert not folder.exists()
 
 
 SBATCH = """#!{python}

@@ -57,7 +57,11 @@ def test_the_complete_file_is_there_until_the_longer_one_is_whatever_happens(job
 def test_what_cannot_be_extended_is_refused_with_the_reason_and_left_as_it_is(job):
     native = ("--env", "CartPole-v1", "--vectorization-mode", "vector_entry_point", *ENVS)
     runs = [
-        ((*RUN, *steps(20)), (*RUN, *steps(10)), "more --num-steps extend a complete file, fewer do not cut it"),
+        (
+            (*RUN, *steps(20)),
+            (*RUN, *steps(10)),
+            "more --num-steps or --num-episodes extend a complete file, fewer do not cut it",
+        ),
         ((*RUN, *steps(10), "--no-trajectories"), (*RUN, *steps(20), "--no-trajectories"), "it has no trajectories"),
         ((*RUN, *steps(10), "--seed", "1"), (*RUN, *steps(20)), "--seed was 1, is 0"),
         ((*native, *steps(10)), (*native, *steps(20)), "share a random generator and cannot be brought back"),

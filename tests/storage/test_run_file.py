@@ -41,7 +41,7 @@ def file_of(folder: Path, trajectories: bool = True, replaces: tuple[int, int] |
         "config": config.to_json(), "env_spec": "", "seed": 0, "num_envs": NUM_ENVS, "num_ranks": 1,
         "spaces": json.dumps({"observation": describe(SMALL), "action": describe(ACTIONS)}),
         "autoreset_mode": "NextStep", "hosts": '["here"]', "mpi_library": "none", "started": "2000-01-01",
-        "versions": "{}", "reproducibility": "episode", "has_episode_seeds": True,
+        "versions": "{}",
     }  # fmt: skip
     schema = Schema(attributes, config, ROWS_PER_BLOCK, 1)
     return RunFile(config.out, schema, replaces)

@@ -1,5 +1,6 @@
 """Chunks and their list: what HDF5's checksum does not see is found, and what its index has lost is recovered."""
 
+import pickle
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from jobs import Job, Start, assert_same_bytes
-from written_data import LARGE_ROWS, NUM_STEPS, Feed, damage, ending, quiet, relist, written
+from written_data import LARGE_ROWS, NUM_STEPS, Feed, as_of_version_2, damage, ending, quiet, relist, written
 
 import mpi_rollout
 from mpi_rollout.errors import DataError
@@ -86,6 +87,18 @@ def test_an_export_copies_no_damage(job: Job):
     assert not (job.folder / "new.hdf5").exists()
 
 
+@pytest.mark.parametrize("state", ["complete", "ended"])
+def test_a_file_without_a_list_is_read_and_what_is_not_promised_is_told(job: Job, state: str):
+    path = written(job.folder, state)
+    whole = job(None, "verify", str(path))
+    as_of_version_2(path)
+    result, _ = job.series([Start(["verify", path]), Start(["inspect", path])])
+    assert result.code == whole.code == 0
+    assert "note " not in whole.out and "an older version wrote it" in result.out
+    with mpi_rollout.open(path) as data:
+        assert_same_bytes({"rewards": data.rewards[...]}, {"rewards": Feed().expected(NUM_STEPS)["rewards"]})
+
+
 def zero(rows: np.ndarray) -> None:
     rows[len(rows) // 2 :] = np.zeros((), rows.dtype)
 
@@ -98,14 +111,14 @@ def lengthen(rows: np.ndarray) -> None:
 def test_episodes_that_cannot_be_are_refused_by_every_reader(
     job: Job, state: str, change: Callable[[np.ndarray], None]
 ):
-    """Also where the table's checksums fit."""
+    """Also in files without a list, whose table may have a good Fletcher-32."""
     (job.folder / "whole").mkdir()
     path = written(job.folder, state)
+    as_of_version_2(path)
     with h5py.File(path, "r+") as file:
         rows = file["episodes"][...]
         change(rows)
         file["episodes"][...] = rows
-    relist(path)
     with pytest.raises(DataError, match="cannot be an episode of 21 steps"):
         mpi_rollout.open(path)
     commands = ["inspect", path], ["verify", path], ["export", "d4rl", path, "new.hdf5"]
@@ -114,6 +127,16 @@ def test_episodes_that_cannot_be_are_refused_by_every_reader(
     recover(quiet, str(path), str(job.folder / "new.h5"), str(job.folder / "temporary"))  # They follow from the rest.
     with h5py.File(written(job.folder / "whole", "complete")) as whole, h5py.File(job.folder / "new.h5") as new:
         assert new["episodes"][...].tolist() == whole["episodes"][...].tolist()
+
+
+def test_an_unfinished_file_without_a_list_is_continued_as_one_with_it(tmp_path: Path):
+    path = written(tmp_path, "ended")
+    as_of_version_2(path)
+    feed = Feed()
+    writer = feed.writer(tmp_path / "run.h5", 8, num_past=NUM_STEPS)
+    assert writer.num_committed == NUM_STEPS
+    writer.finish(ending(NUM_STEPS, complete=False))
+    assert verify(quiet, str(path))["has_checksums"]
 
 
 @pytest.mark.parametrize(
@@ -182,11 +205,11 @@ def test_a_chunk_that_is_lost_is_missed_before_anything_is_read(tmp_path: Path):
 
 def test_a_file_that_claims_more_rows_than_it_has_is_refused_at_once(tmp_path: Path):
     path = in_low_bits(tmp_path, "gzip")
+    as_of_version_2(path)
     with h5py.File(path, "r+") as file:
         file["trajectories"].attrs.modify("num_steps", np.int64(10**6))
         for name in ("rewards", "terminations", "truncations", "actions", "observations"):
             file["trajectories"][name].resize(10**6 + (name == "observations"), axis=0)
-    relist(path)
     with pytest.raises(DataError, match=r"there is no such chunk|claims 1,000,00\d rows"):
         mpi_rollout.open(path)
 
@@ -262,6 +285,25 @@ def test_threads_may_read_one_file(tmp_path: Path):
         readings += [pool.submit(lambda: data.observations[:20]) for _ in range(8)]
         assert all((each.result() == expected[3:, number % 3]).all() for number, each in enumerate(readings[:24]))
         assert all((each.result() == expected[:20]).all() for each in readings[24:])
+
+
+def test_an_open_file_is_read_from_any_folder_and_named_as_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = written(tmp_path, "ended")
+    monkeypatch.chdir(tmp_path)
+    with mpi_rollout.open(path.name) as data:
+        monkeypatch.chdir("/")
+        assert data.rewards[...].shape == (NUM_STEPS, 3) and data.refresh() == NUM_STEPS and data.path == path.name
+        assert pickle.loads(pickle.dumps(data)).num_steps == NUM_STEPS
+        damage(path, "trajectories/rewards", "zeros", 1)
+        with pytest.raises(DataError, match=f"^{path.name}: trajectories/rewards, rows 8 to 15: "):
+            data.rewards[...]
+        path.rename(tmp_path / "run.h5")
+        assert data.refresh() == NUM_STEPS and data.path == "run.h5"
+        (tmp_path / "run.h5").unlink()
+        with pytest.raises(DataError, match=r"^run\.h5: no such file"):
+            data.refresh()
 
 
 def test_who_has_a_part_open_reads_on_when_its_run_was_continued(tmp_path: Path):

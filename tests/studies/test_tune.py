@@ -137,8 +137,28 @@ def test_all_ways_are_tried_and_the_simplest_of_the_fastest_named(job: Job):
     assert log.read_text().splitlines()[:2] == ["-n 2 --num-steps 20", "-n 2 --num-steps 90"]  # 0.3 s at that rate.
     use = next(line for line in result.out.splitlines() if line.startswith("use: "))
     assert use == f"use: {LAUNCHER} -n 2 python -m mpi_rollout --env-factory tuned_envs:Plain --num-envs 6"
+    more, fragments = result.out.splitlines()[-2:]
+    assert more == "more envs: --num-envs 24 does not help, 0.56 times the env steps/s"  # That of the others.
+    assert fragments == "fragments: --fragment-length auto instead of 1 helps, 1.80 times the env steps/s"
     first = next(line.split() for line in result.out.splitlines() if line.strip().startswith("-n 2 "))
     assert first[-1] == "0.090" and list(job.folder.iterdir()) == [log]  # Of the limit.
+
+
+def test_more_envs_that_help_are_named_and_so_is_a_policy_without_fragments(job: Job):
+    log = job.folder / "log"
+    rates = FAST | {"-n 2 --num-envs 24": 4500.0}
+    result = tune(job, *ENV, "--policy", "policies:leaning", rates=rates, LOG=str(log))
+    assert result.code == 0, result.err
+    more, fragments = result.out.splitlines()[-2:]
+    assert more == "more envs: --num-envs 24 helps, 2.50 times the env steps/s"
+    assert fragments.startswith("fragments: need a policy that the ranks run") and {*rows(result)} == {*FAST, "-n 1"}
+    assert "-n 2 --num-envs 24 --num-steps 22" in log.read_text().splitlines()  # As many env steps as with 90 steps.
+
+
+def test_envs_of_which_each_has_its_kwargs_cannot_be_more(job: Job):
+    kwargs = ("--env-kwargs", json.dumps([{}] * 6))
+    result = tune(job, *ENV, *kwargs, "--dry-run")
+    assert result.code == 0 and len(result.out.splitlines()) == len({*FAST} | SLOW), result.err
 
 
 def test_a_vectorized_version_is_named_with_what_it_means_for_the_data(job: Job):
@@ -152,7 +172,7 @@ def test_a_vectorized_version_is_named_with_what_it_means_for_the_data(job: Job)
 def test_ways_that_fail_or_hang_are_told_once_and_the_others_are_tried(job: Job):
     result = tune(job, *ENV, "--timeout-s", "6", FAIL="-n 2 --batch-size 1", HANG="-n 1")
     assert result.code == 70
-    assert result.messages[-1] == "2 of 13 jobs failed; the others are in the table"
+    assert result.messages[-1] == "2 of 15 jobs failed; the others are in the table"
     assert (
         "failed: -n 2 --batch-size 1, repeat 0: exit code 70: rank 1 (node7): the env has lost its licence"
         in result.out
@@ -175,9 +195,11 @@ def test_what_was_found_before_it_is_stopped_is_told(job: Job):
     running.wait_until(lambda: log.exists() and "-n 1 --num-steps" in log.read_text())
     os.kill(running.pid, signal.SIGINT)
     result = running.finish()
-    num_tried = len(log.read_text().splitlines()) - 3  # Two calibrate, and one hangs.
-    assert result.code == 75 and result.messages[-1].endswith(f"; {num_tried} of 9 jobs are done")
-    assert len(rows(result)) == num_tried > 0 and list(job.folder.iterdir()) == [log]
+    starts = log.read_text().splitlines()
+    num_tried = len(starts) - 3  # Two calibrate, and one hangs.
+    assert result.code == 75 and result.messages[-1].endswith(f"; {num_tried} of 10 jobs are done")
+    num_with_more = sum("--num-envs" in start for start in starts)  # These have no row.
+    assert len(rows(result)) == num_tried - num_with_more > 0 and list(job.folder.iterdir()) == [log]
     assert processes_in(job.folder) == []
 
 
@@ -186,7 +208,7 @@ def test_a_dry_run_prints_the_jobs_and_starts_none(job: Job):
     assert result.code == 0, result.err
     commands = [shlex.split(line) for line in result.out.splitlines()]
     passed_on = {"--env-factory=tuned_envs:Plain", "--actions=pass", "--env-checks=dtypes"}
-    assert len(commands) == len({*FAST} | SLOW) and all(passed_on <= {*command} for command in commands)
+    assert len(commands) == len({*FAST} | SLOW) + 1 and all(passed_on <= {*command} for command in commands)
     assert list(job.folder.iterdir()) == []
 
 

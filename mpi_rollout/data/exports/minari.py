@@ -125,7 +125,7 @@ class EpisodeGroups:
     """A file of groups `episode_0`, `episode_1`, ..., written in any order.
 
     Its format is that of HDF5 1.8: every reader knows it.  Leaves of `LEAST_NBYTES` and more may be compressed.  h5py's
-    own `create_dataset` and `attrs` would take three times as long (results/measured/README.md).
+    own `create_dataset` and `attrs` take longer.
     """
 
     def __init__(self, tell: Tell, path: str, compresses: bool):

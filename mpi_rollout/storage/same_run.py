@@ -1,0 +1,87 @@
+"""Whether a file that is there is of the run that is to be begun."""
+
+import json
+from typing import Any
+
+from mpi_rollout.config import DATA_OPTIONS, RolloutConfig
+from mpi_rollout.errors import UsageError
+from mpi_rollout.options import unused
+from mpi_rollout.policies.sources import sha256_of
+from mpi_rollout.storage.sandbox import in_sandbox
+from mpi_rollout.stored_config import difference, read_config
+from mpi_rollout.text import shortened
+
+LENGTHS = "num_steps", "num_episodes"  # Whichever is reached first ends a run.
+
+
+def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> bool:
+    """Refuse to go on with the file of another run; `stored` is what `checked_file.identity` says of the file.
+
+    Return whether the file is complete, and of the same run with fewer steps or episodes: it can be extended.
+    UsageError if options that decide on the data differ, or if this version of the program would go on with other
+    actions; the message says which.
+    """
+    is_complete, before = stored["complete"], read_config(stored["config"], path)
+    changes = _changes(before, config)
+    has_fewer = is_cut = False
+    if is_complete and changes.keys() & {*LENGTHS}:
+        num_steps, num_ended, num_ended_before = end_of(before, config, path)
+        has_fewer = not ends_at(config, num_steps, num_ended)
+        is_cut = ends_at(config, num_steps - 1, num_ended_before)
+        if not is_cut:
+            changes = {name: words for name, words in changes.items() if name not in LENGTHS}
+    advice = "give the same options to continue it, move it away, or use another --out"
+    if is_complete:
+        advice = "it is complete; move it away, or use another --out"
+    if has_fewer:
+        advice = "give the same options to extend it, move it away, or use another --out"
+    elif is_cut:
+        advice += " (more --num-steps or --num-episodes extend a complete file, fewer do not cut it)"
+    if changes:
+        raise UsageError(f"--out {config.out}: {path} is of another run: {'; '.join(changes.values())}; {advice}")
+    sha256 = sha256_of(config.policy) if stored["policy_sha256"] else ""
+    if sha256 and sha256 != stored["policy_sha256"]:  # A file that cannot be read is refused as in a new run.
+        raise UsageError(
+            f"--out {config.out}: {path} is of a run with another {config.policy} (its SHA-256 was "
+            f"{stored['policy_sha256'][:16]}...); {advice}"
+        )
+    if stored["version"] == 1 and config.is_random and (has_fewer or not is_complete):
+        raise UsageError(
+            f"--out {config.out}: {path} was begun by a version of mpi_rollout that draws other random actions from "
+            "the same seed; finish it with that version, move it away, or use another --out"
+        )
+    return has_fewer
+
+
+def ends_at(config: RolloutConfig, num_steps: int, num_ended: int) -> bool:
+    """Tell whether a run has nothing to do after so many steps, in which so many episodes have ended."""
+    has_episodes = config.num_episodes is not None and num_ended >= config.num_episodes
+    return has_episodes or num_steps >= config.num_steps
+
+
+def end_of(before: RolloutConfig, now: RolloutConfig, path: str) -> tuple[int, int, int]:
+    """Return the steps of a complete file, the episodes that ended in them, and those that ended before the last one.
+
+    Episodes are counted only where they matter.
+    """
+    if not before.trajectories or (before.num_episodes, now.num_episodes) == (None, None):
+        return before.num_steps, 0, 0
+    num_steps, num_ended, num_ended_before = in_sandbox("mpi_rollout.storage.checked_file:end", path)
+    return num_steps, num_ended, num_ended_before
+
+
+def _changes(before: RolloutConfig, now: RolloutConfig) -> dict[str, str]:
+    """Return the words for every option of the data that is not what it was, by its name."""
+    idle = unused(before)  # Earlier versions did not refuse them.
+    options = [
+        (name, getattr(RolloutConfig if name in idle else before, name), getattr(now, name)) for name in DATA_OPTIONS
+    ]
+    return {
+        name: difference(name, old, new, lambda value: shortened(_json(value)))
+        for name, old, new in options
+        if _json(old) != _json(new)
+    }
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
