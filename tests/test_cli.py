@@ -20,7 +20,7 @@ GOOD = ("--env-factory", "envs:Counting", "--num-envs", "4", "--num-steps", "3",
 OUT = ("--out", "run.h5")
 OTHER_VALUES = {
     "env": "Acrobot-v1", "env_factory": "envs:Counting", "env_kwargs": '{"a": [1, null]}', "num_envs": "7",
-    "num_steps": "8", "seed": "9", "policy": "policies:leaning", "out": "other.h5",
+    "num_steps": "8", "num_episodes": "4", "seed": "9", "policy": "policies:leaning", "out": "other.h5",
     "vectorization_mode": "vector_entry_point", "expect_ranks": "3", "progress": "bar",
     "num_groups": "2", "batch_size": "3", "max_walltime": "10:00",
     "max_env_restarts": "3", "env_checks": "finite,dtypes", "env_timeout_s": "2.5", "on_rank_loss": "shrink",
