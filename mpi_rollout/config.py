@@ -99,6 +99,11 @@ class RolloutConfig(SharedOptions):
         "command with more --num-steps extends it",
         metavar="FILE",
     )
+    overwrite: bool = option(
+        False,
+        "replace the file that is there when this run is complete; until then it stays; an unfinished file of another "
+        "run is dropped at the start, and one of this run is continued",
+    )
     env_threads: int | None = option(
         None,
         "threads of a rank's natively vectorized envs: of EnvPool's and ALE's, and of JAX and torch if the envs are "

@@ -18,6 +18,7 @@ _OPTIONS = {  # The words of other programs and of `connect`, by the options of 
     "envs-per-rank": "envs-per-worker num-envs num-envs-per-rank",
     "num-envs env": "envs",
     "num-steps": "max-steps n-steps nsteps steps steps-per-env",
+    "num-episodes": "episodes n-episodes",
     "num-groups": "groups n-groups",
     "seed": "random-seed rng s",
     "policy": "agent model p policy-file policy-path weights",
@@ -28,6 +29,7 @@ _OPTIONS = {  # The words of other programs and of `connect`, by the options of 
     "store-extras": "extras",
     "store-infos": "infos record-infos",
     "out": "file filename o outfile output path record save save-path",
+    "overwrite": "f force replace",
     "compression": "compress record-compression",
     "env-checks": "checks",
     "no-trajectories": "no-record no-save no-store throughput-only",
@@ -43,12 +45,10 @@ _OPTIONS = {  # The words of other programs and of `connect`, by the options of 
     "ranks": "n n-ranks np nproc nprocs ntasks num-processes num-procs num-ranks num-workers workers",
 }
 _OF_RUN = {  # What `run` has no option for, by the answer, which may name the {word} and its {number}.
-    "a run is as long as --num-steps says, whatever the number of its episodes": "episodes n-episodes num-episodes",
     "the launcher starts the ranks: mpirun -n {number} python -m mpi_rollout ...": "cpus num-cpus parallel ranks "
     + _OPTIONS["ranks"],
     "--num-steps is the number of steps of each env, so divide by --num-envs": "num-timesteps "
     "timesteps total-steps total-timesteps",
-    "no file is written over: move it away, or use another --out": "f force overwrite",
     "the same command continues a run that was interrupted": "continue restart resume resume-from",
     "trajectories are stored unless --no-trajectories is given": "store-trajectories trajectories",
     "that is a command: python -m mpi_rollout {word} FILE": "export inspect plot render verify",

@@ -119,8 +119,8 @@ class Root:
             return self._end.fail(RolloutError("; ".join(words)))
 
     def _collect(self) -> Collector:
-        if self._output.warning:
-            say(f"mpi_rollout: {self._output.warning}\n")
+        for words in filter(None, (self._output.warning, self._output.dropped)):
+            say(f"mpi_rollout: {words}\n")
         past = self._state.past
         self._lengths = prepare_lengths(self._config, self._driver)
         self._source = self._make_source()
@@ -220,6 +220,7 @@ class Root:
         prefix = None if past is None else Prefix(past.num_steps, source, lost)
         attributes = self._facts.attributes(self._config, self._hosts, contents.extras, contents.kept_infos)
         attributes["policy_sha256"] = self._policy.sha256
+        self._output.drop()
         self._state.writer = writer.open_writer(
             self._config, attributes, blocks, len(self._hosts), prefix, self._output.replaces
         )

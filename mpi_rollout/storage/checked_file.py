@@ -259,9 +259,10 @@ def promise_of(attributes: Mapping[str, object]) -> Reproducibility:
 
 
 def identity(tell: Tell, path: str) -> dict[str, Any]:
-    """Read whose file it is: its run's configuration, in JSON, policy, promise, format, and whether it is complete."""
+    """Read whose file it is, see `identity_of`, and how many steps it has."""
     with reading(path, tell) as (file, note):
-        return identity_of(CheckedFile(file, path, note).root)
+        checks = CheckedFile(file, path, note)
+        return identity_of(checks.root) | {"num_steps": checks.num_steps}
 
 
 def end(tell: Tell, path: str) -> tuple[int, int, int]:
@@ -274,7 +275,7 @@ def end(tell: Tell, path: str) -> tuple[int, int, int]:
 
 
 def identity_of(attributes: Mapping[str, object]) -> dict[str, Any]:
-    """Return the same from attributes that have been checked."""
+    """Return the configuration, in JSON, policy, promise and format of a run, and whether its file is complete."""
     return {
         "config": text(attributes, "config"),
         "policy_sha256": text(attributes, "policy_sha256") if "policy_sha256" in attributes else "",

@@ -16,8 +16,9 @@ from mpi_rollout.storage import ownership
 from mpi_rollout.storage.checked_file import identity_of
 from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.filters import check_available
+from mpi_rollout.storage.overwriting import check_replaceable, why_dropped
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
-from mpi_rollout.storage.same_run import check_same_run
+from mpi_rollout.storage.same_run import check_same_run, why_not_brought_back
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.storage.status import refuse_running, status_path
 from mpi_rollout.storage.stored_run import StoredRun
@@ -37,9 +38,11 @@ class ClaimedOutput:
         Of the unfinished file of `past`: no other run continues it before `release`, also while this one brings its
         envs back.
     replaces
-        The `ownership.identity` of the complete file that this run extends; None where there is none.
+        The `ownership.identity` of the complete file that this run extends or replaces; None where there is none.
     source
         The file that `past` was read from: the unfinished one, or the complete one that is extended.
+    dropped
+        What is said of the unfinished file at `source` that is dropped; "" where there is none.
     """
 
     past: Past | None = None
@@ -47,6 +50,13 @@ class ClaimedOutput:
     lock: Lock | None = None
     replaces: tuple[int, int] | None = None
     source: str = ""
+    dropped: str = ""
+
+    def drop(self) -> None:
+        """Remove the unfinished file of another run, just before this one makes its own."""
+        if self.dropped:
+            os.unlink(self.source)
+            self.release()
 
     def release(self) -> None:
         """Let other runs have the unfinished file."""
@@ -73,10 +83,12 @@ def claim_output(config: RolloutConfig) -> ClaimedOutput:
     remove_unfinished(part + ".new")
     replaces = identity(path)
     if not os.path.lexists(part):
-        stored = look_into(config, path) if replaces else None
+        stored = look_into(config, path) if replaces and not config.overwrite else None
         return ClaimedOutput(None if stored is None else read_past(stored), warning, replaces=replaces, source=path)
     lock_of_part = lock(part)
     try:
+        if config.overwrite and (dropped := why_dropped(config, part)):
+            return ClaimedOutput(None, warning, lock_of_part, replaces, part, dropped)
         if stored := run_to_continue(config, part):
             return ClaimedOutput(read_past(stored), warning, lock_of_part, replaces, part)
     except BaseException:
@@ -100,17 +112,18 @@ def run_to_continue(config: RolloutConfig, part: str) -> StoredRun | None:
     return stored
 
 
-def why_not_brought_back(promised: Reproducibility) -> str:
-    """Return why envs of this promise cannot be brought to where they were; "" where they can."""
-    return f"{promised.words} and cannot be brought back" if promised == Reproducibility.SLICE else ""
-
-
 def check_place(config: RolloutConfig) -> str:
-    """Refuse a folder that cannot be written to, and a file that this run does not extend; return a warning, or ""."""
+    """Refuse a folder that cannot be written to, and a file that this run does not extend or replace.
+
+    Return a warning, or "".
+    """
     check_available(config.compression)
     path = config.path
     warning = warning_of(config.out, check_folder(config.out))
-    if os.path.lexists(path):
+    if os.path.lexists(path) and config.overwrite:
+        check_replaceable(config, path)
+        lock(path).release()
+    elif os.path.lexists(path):
         check_extends(config, path)
     if warning:
         refuse_running(path)
@@ -126,7 +139,9 @@ def check_output(config: RolloutConfig) -> None:
     check_place(config)
     for unfinished in filter(os.path.lexists, (part + ".new", part)):
         lock(unfinished).release()
-    if os.path.lexists(part):
+    if os.path.lexists(part) and config.overwrite:
+        check_replaceable(config, part)
+    elif os.path.lexists(part):
         with suppress(DataError):
             stored = in_sandbox("mpi_rollout.storage.checked_file:identity", part)
             check_same_run(config, stored, part)

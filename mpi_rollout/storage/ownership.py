@@ -47,8 +47,10 @@ class Lock:
         os.fsync(self._descriptor)
 
     def release(self) -> None:
-        """Let other runs write the file."""
-        os.close(self._descriptor)
+        """Let other runs write the file, and the system have the room of one that is gone.  It may be called again."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def refusal(path: str) -> UsageError:

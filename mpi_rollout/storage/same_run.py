@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from mpi_rollout.config import DATA_OPTIONS, RolloutConfig
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.errors import UsageError
 from mpi_rollout.options import unused
 from mpi_rollout.policies.sources import sha256_of
@@ -30,11 +31,11 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
         is_cut = ends_at(config, num_steps - 1, num_ended_before)
         if not is_cut:
             changes = {name: words for name, words in changes.items() if name not in LENGTHS}
-    advice = "give the same options to continue it, move it away, or use another --out"
+    advice = "give the same options to continue it, move it away, use another --out, or drop it with --overwrite"
     if is_complete:
-        advice = "it is complete; move it away, or use another --out"
+        advice = "it is complete; move it away, use another --out, or replace it with --overwrite"
     if has_fewer:
-        advice = "give the same options to extend it, move it away, or use another --out"
+        advice = "give the same options to extend it, move it away, use another --out, or replace it with --overwrite"
     elif is_cut:
         advice += " (more --num-steps or --num-episodes extend a complete file, fewer do not cut it)"
     if changes:
@@ -51,6 +52,11 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
             "the same seed; finish it with that version, move it away, or use another --out"
         )
     return has_fewer
+
+
+def why_not_brought_back(promised: Reproducibility) -> str:
+    """Return why envs of this promise cannot be brought to where they were; "" where they can."""
+    return f"{promised.words} and cannot be brought back" if promised == Reproducibility.SLICE else ""
 
 
 def ends_at(config: RolloutConfig, num_steps: int, num_ended: int) -> bool:

@@ -228,12 +228,20 @@ def test_a_damaged_file_is_not_continued(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "is_complete", "words"),
     [
-        ({"seed": 1}, False, "is 1; give the same options to continue it, move it away, or use another --out"),
-        ({"seed": 1}, True, "--seed was 0, is 1; it is complete; move it away, or use another --out"),
+        (
+            {"seed": 1},
+            False,
+            "is 1; give the same options to continue it, move it away, use another --out, or drop it with --overwrite",
+        ),
+        (
+            {"seed": 1},
+            True,
+            "--seed was 0, is 1; it is complete; move it away, use another --out, or replace it with --overwrite",
+        ),
         (
             {"seed": 1, "num_steps": 20},
             True,
-            "is 1; give the same options to extend it, move it away, or use another --out",
+            "is 1; give the same options to extend it, move it away, use another --out, or replace it with --overwrite",
         ),
         ({"num_steps": 9}, True, "more --num-steps or --num-episodes extend a complete file"),
         ({"num_steps": 9}, False, "--num-steps was 10, is 9; "),
