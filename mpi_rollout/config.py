@@ -154,6 +154,12 @@ class RolloutConfig(SharedOptions):
     progress: str = option(
         "auto", "how to show the progress; auto is a bar on a terminal, else lines", choices=PROGRESS
     )
+    log_dir: str | None = option(
+        None,
+        "folder for curves that TensorBoard shows while the run goes on: returns and lengths of episodes, env steps "
+        "per second, shares of time; a run that is continued goes on in them (extra 'tensorboard')",
+        metavar="DIR",
+    )
     json: bool = option(False, "print the summary as one line of JSON")
 
     def __post_init__(self) -> None:
@@ -176,6 +182,11 @@ class RolloutConfig(SharedOptions):
     def has_model(self) -> bool:
         """The policy is a file, or is made by `make_policy`: each rank can load it, and it is asked block by block."""
         return kind_of_name(self.policy) not in (RANDOM, CALLED)
+
+    @property
+    def in_lockstep(self) -> bool:
+        """All ranks take each exchange together."""
+        return self.batch_size is None and self.num_groups == 1
 
     @property
     def is_random(self) -> bool:

@@ -53,7 +53,7 @@ _OF_RUN = {  # What `run` has no option for, by the answer, which may name the {
     "trajectories are stored unless --no-trajectories is given": "store-trajectories trajectories",
     "that is a command: python -m mpi_rollout {word} FILE": "export inspect plot render verify",
     "this replays episodes of a file: python -m mpi_rollout verify FILE --replay {number}": "replay",
-    "--out names the file: --out FOLDER/run.h5": "dir folder log-dir out-dir output-dir save-dir",
+    "--out names the file: --out FOLDER/run.h5": "dir folder out-dir output-dir save-dir",
     "all ranks take each step together unless --batch-size K is given: --batch-size 1 was --mode async": "async mode",
     "did you mean --root-envs 0?": "dedicated-root",
     "did you mean --max-env-restarts N?": "on-env-error",

@@ -10,6 +10,7 @@ import numpy as np
 
 from mpi_rollout.collect.collector import Collector
 from mpi_rollout.collect.progress import make_progress
+from mpi_rollout.collect.scalars import Scalars
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.replaying import Past
@@ -36,6 +37,7 @@ class RunState:
     collector: Collector | None = None
     seconds: float = 0.0
     catch_up_s: float = 0.0
+    env_steps_before: int = 0  # Of earlier starts.
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     limit: list[tuple[float, float]] = field(default_factory=list)
     restarts: Counter[int] = field(default_factory=Counter)
@@ -71,6 +73,7 @@ class Monitor:
 
     def __init__(self, config: RolloutConfig, driver: Driver, state: RunState, status: Status):
         self.progress = make_progress(config.progress, config.num_steps, driver.clock)
+        self._scalars = Scalars(config.log_dir, config.in_lockstep) if config.log_dir else None
         self._driver, self._state, self._status = driver, state, status
         self._deadline = Deadline(config.max_walltime)
         self._looked_at, self._seen_env_steps = 0.0, 0
@@ -102,6 +105,7 @@ class Monitor:
         if not self._looked_at:
             if not self._began_at:
                 self._began_at, self._tell_at = now_s, now_s + self.progress.every_s
+                self._note_scalars(collector, 0.0)
         elif env_steps == self._seen_env_steps:
             return
         else:
@@ -119,6 +123,18 @@ class Monitor:
             self.progress.tell(collector.num_steps, env_steps, rate, collector.tally.step_s, collector.goal)
             self._since_line[:] = 0
             self._tell_at = now_s + self.progress.every_s
+        self._note_scalars(collector, new[1])
+
+    def _note_scalars(self, collector: Collector, seconds: float) -> None:
+        if self._scalars is not None:
+            self._scalars.note(collector, seconds, self._state.env_steps_before, self._state.file.ended)
+
+    def end_scalars(self, collector: Collector) -> None:
+        """Write the last point of the curves: the file has all episodes now."""
+        if self._scalars is not None:
+            self._scalars.is_ending = True
+            self._note_scalars(collector, 0.0)
+            self._scalars.close()
 
     def pause(self) -> None:
         """Leave out the time until the next look: rates are of the run alone."""

@@ -10,6 +10,7 @@ from mpi_rollout.collect.advice import advice_of
 from mpi_rollout.collect.monitor import LostRank
 from mpi_rollout.core.policy_kinds import RANDOM
 from mpi_rollout.core.spaces import wrong_values_text
+from mpi_rollout.process.clock import losses
 from mpi_rollout.text import counted
 
 
@@ -87,23 +88,8 @@ class RunFigures:
 
     @property
     def losses(self) -> dict[str, float]:
-        """Where the root's time went, as shares of the run that add up to 1.
-
-        `envs` is what the ranks need on average, `imbalance` the wait for the slowest of each step; the rest is
-        this program: `exchange` (checking, sending, gathering, bookkeeping), `policy` and `write`.  Where ranks step
-        while the root does other things, there is no such sum: then these are the root's phases, see `clock`.
-        """
-        total = self.seconds or 1.0
-        if not self.in_lockstep:
-            return {name: value / total for name, value in self.phases.items() if name != "wait"}
-        ours = {name: self.phases[name] for name in ("policy", "write")}
-        rest = self.seconds - self.slowest_s - sum(ours.values())
-        return {
-            "envs": self.mean_s / total,
-            "imbalance": (self.slowest_s - self.mean_s) / total,
-            "exchange": rest / total,
-            **{name: value / total for name, value in ours.items()},
-        }
+        """Where the root's time went, as shares of the run that add up to 1."""
+        return losses(self.seconds, self.mean_s, self.slowest_s, self.phases, self.in_lockstep)
 
     @property
     def ratio_to_limit(self) -> float | None:

@@ -8,6 +8,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.collect.collector import Collector, CollectorOptions
@@ -175,6 +176,8 @@ class Root:
             self._state.catch_up_s = perf_counter() - start
             if self._asked is not None:
                 remind(self._driver, past, lost, columns, *self._asked, self._monitor.check_stop)
+            running = past.num_steps - np.minimum(past.starts, past.num_steps)
+            self._state.env_steps_before = int(stored.ended["length"].sum() + running.sum())
             say_resumed(source, past, self._config.num_steps, lost, self._state.catch_up_s)
             collector = self._make_collector(lost)
             num_ended = int((past.starts > past.num_steps).sum()) + len(lost)

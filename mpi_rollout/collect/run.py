@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.collect.root import Root
+from mpi_rollout.collect.scalars import check_log_dir
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.partition import Division
@@ -162,7 +163,12 @@ def prepare(
         from mpi_rollout.storage.output import claim_output  # h5py is for the root alone.
 
         output = claim_output(config)
+<<<<<<< HEAD
         source = find_source(config.policy, config)
+=======
+        check_places(config)
+        source = find_source(config.policy, config.policy_mode, config.trust_policy)
+>>>>>>> main
     rank_envs = make_rank_envs(plan, comm.rank)
     check_facts(config, rank_envs.facts)
     return rank_envs, source, output
@@ -185,7 +191,12 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         seed_global_generators(config.seed, world.ROOT)
         plan = plan_of(config, num_ranks)
         check_output(config)
+<<<<<<< HEAD
         source = find_source(config.policy, config)
+=======
+        check_places(config)
+        source = find_source(config.policy, config.policy_mode, config.trust_policy)
+>>>>>>> main
         envs = make_slice(plan.make, range(1), config.seed, on_fault=plan.on_fault)
         facts = EnvFacts.of(envs).portable()
         check_facts(config, facts)
@@ -234,6 +245,12 @@ def check_facts(config: RolloutConfig, facts: EnvFacts | None) -> None:
         raise UsageError("--on-rank-loss shrink is for envs that begin the next episode in the step after an end")
     if config.trajectories and facts is not None:
         check_storable(facts.observation_space, facts.action_space)
+
+
+def check_places(config: RolloutConfig) -> None:
+    """Refuse what a run writes besides its output where it cannot be written."""
+    if config.log_dir:
+        check_log_dir(config.log_dir)
 
 
 def fingerprint(config: RolloutConfig, rank_envs: RankEnvs) -> dict[str, str]:

@@ -113,7 +113,7 @@ class RunEnd:
             phases=state.phases,
             ranks=[{key: value for key, value in rank.items() if key != "fault"} for rank in ranks],
             step_s=tally.step_s.tolist(),
-            in_lockstep=config.batch_size is None and config.num_groups == 1,
+            in_lockstep=config.in_lockstep,
             first_ready=config.batch_size is not None,
             slowest_s=tally.slowest_s,
             mean_s=tally.mean_s,
@@ -138,6 +138,7 @@ class RunEnd:
         totals = tally.env_steps, state.seconds, ranks, state.limit
         file = state.file.finish(Ending(utc_now(), *totals, complete, figures.advice))
         state.file.say_warnings(as_flag)
+        self._monitor.end_scalars(collector)
         values = state.file.values
         return replace(figures, file=file, wrong_values=values.wrong if values is not None else [])
 

@@ -1,4 +1,4 @@
-"""Policies that Stable-Baselines3 saved: PPO, A2C, DQN, SAC and TD3.
+"""Policies that Stable-Baselines3 saved: PPO, A2C, DQN, SAC and TD3; and of sb3-contrib RecurrentPPO and MaskablePPO.
 
 In deterministic mode they act as `model.predict(observations, deterministic=True)`, bit for bit for the same batch.
 What `VecNormalize` knows of observations is not in these files: a policy that learned with it acts wrongly here.
@@ -23,10 +23,15 @@ from torch.overrides import TorchFunctionMode
 
 from mpi_rollout.core.spaces import Space, Tree
 from mpi_rollout.errors import ActionError, UsageError
+<<<<<<< HEAD
 from mpi_rollout.policies.devices import moving_to
+=======
+from mpi_rollout.policies.memory import STATE
+>>>>>>> main
 from mpi_rollout.policies.model import SAMPLE, Model, PolicySource
 from mpi_rollout.policies.networks import WAY_OUT, Head, clipped, refuse_nan
 from mpi_rollout.policies.sampling import gaussian, num_normal_uniforms
+from mpi_rollout.policies.sb3_contrib import FORBIDDEN, arguments_of, swapped, takes_of
 from mpi_rollout.policies.sb3_zip import ALGORITHMS, SavedPolicy, read_zip
 from mpi_rollout.policies.torch_models import calling
 from mpi_rollout.policies.untrusted import JsonObject
@@ -48,7 +53,7 @@ def load(source: PolicySource, observation_space: Space, action_space: Space) ->
     exploration = float(saved.data.get("exploration_rate") or 0.0)
     if source.mode == SAMPLE and (exploration or not isinstance(policy, DQNPolicy)):
         return _drawing(policy, action_space, exploration)
-    return Model(partial(_greedy, policy, action_space), owner=policy)
+    return Model(partial(_greedy, policy, action_space), owner=policy, takes=takes_of(type(policy)))
 
 
 def _drawing(policy: Learned, space: Any, exploration: float) -> Model:
@@ -58,39 +63,53 @@ def _drawing(policy: Learned, space: Any, exploration: float) -> Model:
     if isinstance(policy, TD3Policy):
         raise UsageError("TD3 has nothing to draw from; ", *WAY_OUT)
     actor: Learned = getattr(policy, "actor", policy)
-    if actor.use_sde:
+    if getattr(actor, "use_sde", False):
         raise UsageError("with use_sde the noise belongs to a batch, not to an env; ", *WAY_OUT)
     if isinstance(policy, SACPolicy):
         return Model(partial(_squashed, policy, space), num_normal_uniforms(space.low.size), owner=policy)
-    head = Head(space, SAMPLE)
-    return Model(partial(_drawn, policy, head, isinstance(space, spaces.Box)), head.num_uniforms, owner=policy)
+    if isinstance(space, spaces.MultiBinary) and not isinstance(policy, ActorCriticPolicy):
+        raise UsageError(f"MaskablePPO has nothing to draw from for {space} here; ", *WAY_OUT)
+    head, takes = Head(space, SAMPLE), takes_of(type(policy))
+    act = partial(_drawn, policy, head, isinstance(space, spaces.Box))
+    return Model(act, head.num_uniforms, owner=policy, takes=takes)
 
 
 def _greedy(
-    policy: Learned, space: Space, observations: Tree, env_indices: np.ndarray, _uniforms: np.ndarray
-) -> np.ndarray:
-    """Return the likeliest actions, as `predict` does."""
+    policy: Learned, space: Space, observations: Tree, env_indices: np.ndarray, _uniforms: np.ndarray, **others: Any
+) -> Tree:
+    """Return the likeliest actions, as `predict` does, and the new state of a policy that has one."""
     with calling():
         tensor, _ = policy.obs_to_tensor(observations)
         try:
-            actions = _best(policy, tensor, env_indices)
+            actions, *states = _best(policy, tensor, env_indices, others)
         except ValueError as error:  # The distributions of torch raise it.
             raise ActionError(f"the policy has no actions for envs {env_indices[0]} to {env_indices[-1]}: "
                               f"{first_line(error)}") from error  # fmt: skip
     actions = actions.reshape(-1, *(space.shape or ()))
-    if not isinstance(space, spaces.Box):
-        return actions
-    return (
-        np.asarray(policy.unscale_action(actions)) if policy.squash_output else np.clip(actions, space.low, space.high)
-    )
+    if isinstance(space, spaces.Box) and policy.squash_output:
+        actions = np.asarray(policy.unscale_action(actions))
+    elif isinstance(space, spaces.Box):
+        actions = np.clip(actions, space.low, space.high)
+    return (actions, *states) if states else actions
 
 
+<<<<<<< HEAD
 def _best(policy: Learned, tensor: torch.Tensor, env_indices: np.ndarray) -> np.ndarray:
     if not isinstance(policy, DQNPolicy):
         return np.asarray(policy._predict(tensor, deterministic=True).numpy(force=True))
     values = policy.q_net(tensor)
     refuse_nan(values.numpy(force=True), env_indices, "values of actions")
     return np.asarray(values.argmax(dim=1).numpy(force=True))
+=======
+def _best(policy: Learned, tensor: torch.Tensor, env_indices: np.ndarray, others: dict[str, Any]) -> list[Any]:
+    """Return the likeliest actions, and the new state of a policy that has one."""
+    if isinstance(policy, DQNPolicy):
+        values = policy.q_net(tensor)
+        refuse_nan(values.numpy(), env_indices, "values of actions")
+        return [np.asarray(values.argmax(dim=1).numpy())]
+    given = policy._predict(tensor, deterministic=True, **arguments_of(policy, len(env_indices), others))
+    return [given[0].numpy(), swapped(given[1])] if STATE in others else [given.numpy()]
+>>>>>>> main
 
 
 def _exploring(
@@ -108,17 +127,33 @@ def _exploring(
 
 
 def _drawn(
-    policy: Learned, head: Head, is_box: bool, observations: Tree, env_indices: np.ndarray, uniforms: np.ndarray
-) -> np.ndarray:
-    """Return draws of PPO and A2C."""
+    policy: Learned,
+    head: Head,
+    is_box: bool,
+    observations: Tree,
+    env_indices: np.ndarray,
+    uniforms: np.ndarray,
+    **others: Any,
+) -> Tree:
+    """Return draws of PPO and A2C, and the new state of a policy that has one."""
+    arguments = arguments_of(policy, len(env_indices), others)
     with calling():
         tensor, _ = policy.obs_to_tensor(observations)
         # Not the policy's own, which extracts those for its value too.
         features = BasePolicy.extract_features(policy, tensor, policy.pi_features_extractor)
+        if STATE in others:
+            features, states = policy._process_sequence(features, *arguments.values(), policy.lstm_actor)
         outputs = [policy.action_net(policy.mlp_extractor.forward_actor(features))]
+        if "action_masks" in arguments:
+            outputs[0] = torch.where(arguments["action_masks"], outputs[0], FORBIDDEN)
         if is_box:
             outputs.append(policy.log_std)
+<<<<<<< HEAD
     return head([output.numpy(force=True) for output in outputs], env_indices, uniforms)
+=======
+    actions = head([output.numpy() for output in outputs], env_indices, uniforms)
+    return (actions, swapped(states)) if STATE in others else actions
+>>>>>>> main
 
 
 def _squashed(
@@ -163,12 +198,15 @@ class _Weightless(TorchFunctionMode):
 def _built(saved: SavedPolicy, observation_space: Space, action_space: Space) -> Learned:
     """Make the policy with its weights.  The process's random numbers stay as they are."""
     kinds = ActorCriticPolicy, DQNPolicy, SACPolicy, TD3Policy
-    if not (isinstance(saved.policy_class, type) and issubclass(saved.policy_class, kinds)):
+    is_class = isinstance(saved.policy_class, type)
+    if not (is_class and (issubclass(saved.policy_class, kinds) or takes_of(saved.policy_class))):
         raise UsageError(f"the policy is {saved.policy_class}, none of {ALGORITHMS}")
     policy_class: Learned = saved.policy_class
     arguments = dict(saved.policy_kwargs, optimizer_class=_NoOptimizer)
     if issubclass(policy_class, ActorCriticPolicy):
-        arguments |= {"use_sde": bool(saved.data.get("use_sde")), "ortho_init": False}
+        arguments["use_sde"] = bool(saved.data.get("use_sde"))
+    if not issubclass(policy_class, kinds[1:]):
+        arguments["ortho_init"] = False
     try:
         with torch.random.fork_rng(devices=[]), nullcontext() if saved.is_trusted else _Weightless():
             policy: Learned = policy_class(observation_space, action_space, lambda _progress: 0.0, **arguments)
@@ -176,8 +214,6 @@ def _built(saved: SavedPolicy, observation_space: Space, action_space: Space) ->
     except Exception as error:
         name, reason = policy_class.__name__, " ".join(str(error).split())[:300]
         raise UsageError(f"{name} cannot be made for {observation_space} and {action_space}: {reason}") from error
-    if hasattr(policy, "lstm_actor"):
-        raise UsageError(f"the policy has a memory, and is none of {ALGORITHMS}")
     policy.set_training_mode(False)
     policy.requires_grad_(False)
     return policy

@@ -28,20 +28,29 @@ from mpi_rollout.errors import UsageError
 from mpi_rollout.policies.untrusted import JsonObject, damaged, members_of, needs_trust, reading
 from mpi_rollout.text import first_line
 
-ALGORITHMS = "PPO, A2C, DQN, SAC and TD3"
-# Policies of SB3 by module; each algorithm has three.
+ALGORITHMS = "PPO, A2C, DQN, SAC, TD3, RecurrentPPO and MaskablePPO"
+CONTRIB = "sb3_contrib"
+# Policies of SB3 and sb3-contrib by module; each algorithm has three.
 _COMMON = "ActorCriticPolicy", "ActorCriticCnnPolicy", "MultiInputActorCriticPolicy"
 CLASSES = {
     "stable_baselines3.common.policies": _COMMON,
     "stable_baselines3.dqn.policies": ("DQNPolicy", "CnnPolicy", "MultiInputPolicy"),
     "stable_baselines3.sac.policies": ("SACPolicy", "CnnPolicy", "MultiInputPolicy"),
     "stable_baselines3.td3.policies": ("TD3Policy", "CnnPolicy", "MultiInputPolicy"),
+    f"{CONTRIB}.common.recurrent.policies": (
+        *("RecurrentActorCriticPolicy", "RecurrentActorCriticCnnPolicy", "RecurrentMultiInputActorCriticPolicy"),
+    ),
+    f"{CONTRIB}.common.maskable.policies": (
+        *("MaskableActorCriticPolicy", "MaskableActorCriticCnnPolicy", "MaskableMultiInputActorCriticPolicy"),
+    ),
 }
 # Arguments that are numbers, booleans, lists and dicts.
 PLAIN = {
     *("net_arch", "ortho_init", "use_sde", "log_std_init", "full_std", "use_expln", "squash_output", "clip_mean"),
     *("features_extractor_kwargs", "share_features_extractor", "normalize_images", "n_critics"),
+    *("lstm_hidden_size", "n_lstm_layers", "shared_lstm", "enable_critic_lstm", "lstm_kwargs"),
 }
+COUNTS = "n_critics", "n_lstm_layers"
 _LAYERS = "stable_baselines3.common.torch_layers"
 FOR_LEARNING = {"optimizer_class", "optimizer_kwargs"}
 _ACTIVATIONS = (
@@ -136,7 +145,9 @@ def _check_sizes(arguments: dict[str, object], weights: dict[str, torch.Tensor])
         elif isinstance(value, list):
             num_layers += len(value)
             left += [(name, entry) for entry in value]
-        elif isinstance(value, int) and value > (most := len(weights) if name == "n_critics" else most_units):
+        elif isinstance(value, int) and value > (
+            most := len(weights) if name in ("n_critics", "n_lstm_layers") else most_units
+        ):
             raise damaged(f"{name}={value}, and its weights are of at most {most:,}")
     if num_layers > len(weights):
         raise damaged(f"{num_layers:,} layers, and {len(weights):,} weights")
@@ -147,12 +158,15 @@ def _class_of(entry: object) -> type:
     module, name = _pickled_name(entry)
     if name not in CLASSES.get(module, ()):
         what = f"{module}.{name}" if module else "a class of its own"
-        raise needs_trust(f"the policy is {what}, none of {ALGORITHMS} in SB3, though it may be derived of one")
+        raise needs_trust(f"the policy is {what}, none of {ALGORITHMS}, though it may be derived of one")
     return _imported(module, name)
 
 
 def _imported(module: str, name: str) -> type:
-    found: type = getattr(import_module(module), name)
+    try:
+        found: type = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise UsageError("the policy needs sb3-contrib; pip install sb3-contrib") from error
     return found
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from time import perf_counter
 
@@ -44,6 +45,23 @@ class Clock:
     def restart(self) -> None:
         """Add the time since the last lap to no phase."""
         self.now = perf_counter()
+
+
+def losses(
+    seconds: float, mean_s: float, slowest_s: float, phases: Mapping[str, float], in_lockstep: bool
+) -> dict[str, float]:
+    """Return where the root's time went, as shares that add up to 1.
+
+    `envs` is what the ranks need on average, `imbalance` the wait for the slowest of each step; the rest is
+    this program: `exchange` (checking, sending, gathering, bookkeeping), `policy` and `write`.  Where ranks step
+    while the root does other things, there is no such sum: then these are the root's phases.
+    """
+    total = seconds or 1.0
+    if not in_lockstep:
+        return {name: value / total for name, value in phases.items() if name != "wait"}
+    ours = {name: phases[name] for name in ("policy", "write")}
+    parts = {"envs": mean_s, "imbalance": slowest_s - mean_s, "exchange": seconds - slowest_s - sum(ours.values())}
+    return {name: value / total for name, value in (parts | ours).items()}
 
 
 def utc_now() -> str:

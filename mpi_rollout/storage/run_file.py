@@ -76,6 +76,7 @@ class RunFile:
         self.lock: Lock | None = None
         self.num_committed = self._num_rows_seen = 0
         self.worst_commit_s = 0.0
+        self.ended = np.zeros(3)  # Of this start's episodes: the number, the sums of returns and of lengths.
         self.values = ValueChecks(schema.attributes) if has_trajectories else None
         self._file: FileWriter
         self._notes: dict[str, list[np.ndarray]] = {}  # Rows of tables, for the next commit.
@@ -93,6 +94,7 @@ class RunFile:
             self._episodes = self._copy(prefix)
             self._num_rows_seen = prefix.num_steps
             self._commit(prefix.num_steps, self._episodes)
+            self.ended = np.zeros(3)
             lock.sync()
         if prefix.source == self.part:
             os.replace(new, self.part)
@@ -152,7 +154,10 @@ class RunFile:
     def _commit(self, num_steps: int, episodes: EpisodeTable) -> None:
         """Make the first `num_steps` steps and the observations after them count."""
         start = perf_counter()
-        self._file.tables["episodes"].append(episodes.take(num_steps))
+        rows = episodes.take(num_steps)
+        self._file.tables["episodes"].append(rows)
+        new = np.array([len(rows), rows["return"].sum(), rows["length"].sum()])
+        self.ended = self.ended + new  # Not in place: another thread reads it.
         self._write_notes()
         self._file.commit(num_steps)
         self.num_committed = num_steps

@@ -70,6 +70,11 @@ class Writer:
         """The longest that a commit has taken."""
         return self._file.worst_commit_s
 
+    @property
+    def ended(self) -> np.ndarray:
+        """The number of episodes that were written to the end, and the sums of their returns and lengths."""
+        return self._file.ended
+
     def acquire(self) -> Block:
         """Wait for a free block."""
         if self._free.empty():

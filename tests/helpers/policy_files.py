@@ -9,14 +9,17 @@ from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from mpi_rollout.errors import UsageError
-from mpi_rollout.policies.model import Model
+from mpi_rollout.policies.model import Model, PolicySource
+from mpi_rollout.policies.sources import load_model
 
 CART, TWO, TORQUE = spaces.Box(-np.inf, np.inf, (4,)), spaces.Discrete(2), spaces.Box(-2, 2, (1,))
+SWING = spaces.Box(np.float32([-1, -1, -8]), np.float32([1, 1, 8]))
 DOUBLES = spaces.Box(-1, 1, (4,), np.float64)
 
 
@@ -72,3 +75,32 @@ class Trap:
 
     def __reduce__(self) -> tuple:
         return os.mkdir, (str(self.path),)
+
+
+class Still(gymnasium.Env):
+    """An env of given spaces, in which nothing happens."""
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, **_options: Any) -> tuple[Any, dict]:
+        return self.observation_space.sample(), {}
+
+    def step(self, _action: Any) -> tuple[Any, float, bool, bool, dict]:
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+def saved(model: Any) -> bytes:
+    file = io.BytesIO()
+    model.save(file)
+    return file.getvalue()
+
+
+def load_sb3(
+    content: bytes,
+    observations: spaces.Space = CART,
+    actions: spaces.Space = TWO,
+    mode: str = "deterministic",
+    is_trusted: bool = False,
+) -> Model:
+    return load_model(PolicySource("sb3", "p.zip", content, "", mode, is_trusted), observations, actions)

@@ -12,35 +12,33 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from policy_files import CART, TORQUE, TWO, Trap, act, assert_refused, batch, changed, zipped
+from policy_files import (
+    CART,
+    SWING,
+    TORQUE,
+    TWO,
+    Still,
+    Trap,
+    act,
+    assert_refused,
+    batch,
+    changed,
+    saved,
+    zipped,
+)
+from policy_files import load_sb3 as load
 
 from mpi_rollout.errors import ActionError, UsageError
-from mpi_rollout.policies.model import Model, PolicySource
-from mpi_rollout.policies.sources import load_model
+from mpi_rollout.policies.model import Model
 
 pytestmark = pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="pip install 'mpi_rollout[sb3]'")
 
-SWING = spaces.Box(np.float32([-1, -1, -8]), np.float32([1, 1, 8]))
 IMAGE = spaces.Box(0, 255, (36, 36, 1), np.uint8)
 GOAL = spaces.Dict(image=spaces.Box(0, 255, (36, 36, 3), np.uint8), place=spaces.Box(-1, 1, (2,)))
 SMALL = {"net_arch": [16]}
-
-
-class Still(gymnasium.Env):
-    """An env of given spaces, in which nothing happens."""
-
-    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space):
-        self.observation_space, self.action_space = observation_space, action_space
-
-    def reset(self, **_options: Any) -> tuple[Any, dict]:
-        return self.observation_space.sample(), {}
-
-    def step(self, _action: Any) -> tuple[Any, float, bool, bool, dict]:
-        return self.observation_space.sample(), 0.0, False, False, {}
 
 
 # Name: algorithm, policy, observation space, action space, arguments.
@@ -79,22 +77,6 @@ def made(case: str, **more: Any) -> tuple[Any, bytes]:
         for parameter in model.policy.parameters():
             parameter += (0.01 if policy == "CnnPolicy" else 0.1) * torch.randn_like(parameter)
     return model, saved(model)
-
-
-def saved(model: Any) -> bytes:
-    file = io.BytesIO()
-    model.save(file)
-    return file.getvalue()
-
-
-def load(
-    content: bytes,
-    observations: spaces.Space = CART,
-    actions: spaces.Space = TWO,
-    mode: str = "deterministic",
-    is_trusted: bool = False,
-) -> Model:
-    return load_model(PolicySource("sb3", "p.zip", content, "", mode, is_trusted), observations, actions)
 
 
 def loaded(case: str, mode: str = "deterministic", is_trusted: bool = False) -> Model:
@@ -249,7 +231,7 @@ def test_pickled_code_is_not_executed(entry: str, tmp_path: Path):
     try:
         load(content)
     except UsageError as error:
-        assert entry == "policy_class" and "none of PPO, A2C, DQN, SAC and TD3" in str(error)
+        assert entry == "policy_class" and "none of PPO, A2C, DQN, SAC, TD3, RecurrentPPO and" in str(error)
     assert not trap.exists()
     with pytest.raises(UsageError) if entry.startswith("policy") else pytest.MonkeyPatch.context():
         load(content, is_trusted=True)

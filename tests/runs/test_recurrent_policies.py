@@ -1,6 +1,7 @@
 """Policies with a memory, and with infos: the same bytes wherever they are asked, also in a run that is continued."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import h5py
@@ -18,28 +19,36 @@ RUNS = {
         *("--env-factory", "telling_envs:Restarting", "--max-env-restarts", "10", "--num-envs", "7"),
         *("--policy", "recurrent_policies:every_third_from_two", "--policy-block", "4"),
     ),
+    "LSTM.zip": (*SHORT, "--policy", "LSTM.zip", "--policy-mode", "sample"),
+    "masks.zip": (
+        *("--env", "Taxi-v4", "--num-envs", "70", "--store-infos", '{"action_mask": [int8, 6]}'),
+        *("--policy", "masks.zip", "--policy-mode", "sample"),
+    ),
     "infos": (*MASKED, "--policy", "recurrent_policies:allowing.make_policy"),
     "infos on the root": (*MASKED, "--policy", "recurrent_policies:allowed"),
 }
 ROOT = ("--policy-on", "root")
 ANYWHERE = [(), ROOT, ("--fragment-length", "16"), ("--batch-size", "1"), ("--num-groups", "2", *ROOT)]
+NEEDS = {"torch": "torch", "LSTM.zip": "sb3_contrib", "masks.zip": "sb3_contrib"}
 ON_THE_ROOT = [(), ("--batch-size", "1"), ("--num-groups", "2"), ("--policy-block", "8")]
-NUM_STEPS, NUM_FIRST = 60, 43
+NUM_STEPS, NUM_FIRST = 40, 29
 
 
 def ways_of(name: str, num_ranks: int | None) -> list[tuple[str, ...]]:
     """In which ways a run is done on some ranks: in all of them on three."""
     ways = ON_THE_ROOT if name in ("a callable", "faults", "infos on the root") else ANYWHERE
-    return ways[: {2: 2, 3: 3 if name == "torch" else len(ways)}.get(num_ranks, 1)]
+    return ways[: {2: 1 if name in NEEDS else 2, 3: 2 if name in NEEDS else len(ways)}.get(num_ranks, 1)]
 
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory):
     @once
     def files(num_ranks: int | None) -> dict[str, list[Path]]:
-        job, commands, paths = Job(tmp_path_factory.mktemp("runs"), libraries=("torch",)), [], {}
+        job, commands, paths = Job(tmp_path_factory.mktemp("runs"), libraries=("torch", "sb3_contrib")), [], {}
+        if find_spec("sb3_contrib"):
+            save_zips(job.folder)
         for name, run in RUNS.items():
-            if name == "torch" and not has_torch():
+            if name in NEEDS and not find_spec(NEEDS[name]):
                 continue
             for number, way in enumerate(ways_of(name, num_ranks)):
                 out = f"{name}-{number}.h5"
@@ -52,20 +61,21 @@ def collected(tmp_path_factory: pytest.TempPathFactory):
     return files
 
 
-def has_torch() -> bool:
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        return False
-    return True
+def save_zips(folder: Path) -> None:
+    """Save policies of sb3-contrib that have learned nothing."""
+    import sb3_contrib
+
+    recurrent = {"policy_kwargs": {"lstm_hidden_size": 16}, "seed": 1, "device": "cpu"}
+    sb3_contrib.RecurrentPPO("MlpLstmPolicy", "CartPole-v1", **recurrent).save(folder / "LSTM.zip")
+    sb3_contrib.MaskablePPO("MlpPolicy", "Taxi-v4", seed=1, device="cpu").save(folder / "masks.zip")
 
 
 @pytest.mark.mpi(1, 2, 3)
 @pytest.mark.any_mpi
 @pytest.mark.parametrize("name", RUNS)
 def test_no_place_of_a_memory_and_no_stop_changes_the_data(collected, num_ranks: int, name: str):
-    if name == "torch":
-        pytest.importorskip("torch")
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     first = datasets(collected(None)[name][0])
     for path in collected(num_ranks)[name]:
         assert_same_bytes(datasets(path), first)
@@ -95,6 +105,14 @@ def test_a_callable_with_a_state_acts_by_the_steps_of_an_episode(collected, name
     ages, actions = ages_in(path), datasets(path)["actions"]
     is_known = ages >= 0
     assert is_known.any() and (actions[is_known] - first_action == (ages[is_known] % 3 == 2)).all()
+
+
+def test_a_policy_with_masks_takes_no_action_that_they_forbid(collected):
+    pytest.importorskip("sb3_contrib")
+    columns = datasets(collected(None)["masks.zip"][0])
+    masks, has_mask = columns["infos/action_mask"][:-1], columns["infos/_action_mask"][:-1]
+    allowed = np.take_along_axis(masks, columns["actions"][..., None], axis=2)[..., 0]
+    assert has_mask.all() and allowed.all() and masks.mean() < 0.9
 
 
 WRONG = {

@@ -1,0 +1,115 @@
+"""`--log-dir`: the curves of a run for TensorBoard, over its env steps, written by the root while it runs.
+
+The `SummaryWriter`s of the libraries write in a thread; a full disk ends it, and who writes then waits for ever.  So
+the root writes each point by itself, with the records of the package tensorboard.  They take 0.08 s to import; those
+of tensorboardX and torch take 1 s, because they import torch.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import IO
+
+import numpy as np
+
+from mpi_rollout.collect.collector import Collector
+from mpi_rollout.errors import Option, StorageError, UsageError
+from mpi_rollout.process.clock import losses
+from mpi_rollout.process.console import say
+from mpi_rollout.process.paths import located
+from mpi_rollout.storage.ownership import check_place
+from mpi_rollout.text import pip_install, system_words
+
+LEAST_S, MOST_S, PART = 0.5, 30.0, 500  # Between two points: a part of the time so far, so that files stay small.
+
+
+def check_log_dir(path: str) -> None:
+    """Make the folder; UsageError if the package is missing, StorageError if no file can be written there."""
+    try:
+        import tensorboard.summary.writer.record_writer  # noqa: F401
+    except ImportError as error:
+        raise UsageError(Option("log_dir"), f" needs tensorboard; {pip_install('[tensorboard]')}") from error
+    folder = located(path)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise StorageError(Option("log_dir", path), f": cannot make this folder: {system_words(error)}") from error
+    check_place("log_dir", path, os.path.join(folder, "events"))
+
+
+class Scalars:
+    """Writes points of a run's curves into a folder, or none any more after the first failure."""
+
+    def __init__(self, path: str, in_lockstep: bool):
+        self._path, self._folder, self._in_lockstep = path, located(path), in_lockstep
+        self._file: IO[bytes] | None = None
+        self.is_ending = self._is_over = False
+        self._next_at = 0.0
+        self._began_at = self._seconds = 0.0
+        self._before = np.zeros(0)
+
+    def note(self, collector: Collector, seconds: float, env_steps_before: int, ended: np.ndarray) -> None:
+        """Write a point if it is time for one, or if the run `is_ending`.  The first call begins the first interval.
+
+        Parameters
+        ----------
+        seconds
+            How long the run took since the last call.
+        env_steps_before
+            Of earlier starts of the run: its curves go on from there, and what there is of later steps is void.
+        ended
+            The number of episodes that the file has of this start, the sums of their returns and of their lengths.
+        """
+        now, self._seconds = time.monotonic(), self._seconds + seconds
+        if self._is_over or (now < self._next_at and not self.is_ending):
+            return
+        self._began_at = self._began_at or now
+        self._next_at = now + min(max((now - self._began_at) / PART, LEAST_S), MOST_S)
+        tally, phases = collector.tally, collector.clock.seconds
+        sums = np.array([tally.env_steps, tally.mean_s, tally.slowest_s, *phases.values(), *ended])
+        if not len(self._before):  # What came before was no step; episodes count from the first one on.
+            sums[-len(ended) :] = 0
+        elif self._seconds:
+            self._write(env_steps_before, tally.env_steps, self._values(sums - self._before, phases))
+        self._before, self._seconds = sums, 0.0
+
+    def _values(self, new: np.ndarray, phases: Mapping[str, float]) -> dict[str, float]:
+        env_steps, mean_s, slowest_s, *spent, num_ended, returns, lengths = new.tolist()
+        shares = losses(self._seconds, mean_s, slowest_s, dict(zip(phases, spent, strict=True)), self._in_lockstep)
+        values = {"throughput/env_steps_per_s": env_steps / self._seconds}
+        values |= {f"time/{name}": share for name, share in shares.items()}
+        if num_ended:
+            values |= {"episodes/return_mean": returns / num_ended, "episodes/length_mean": lengths / num_ended}
+        return values | {"episodes/ended": num_ended}
+
+    def _write(self, before: int, env_steps: int, values: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        events = [Event(wall_time=time.time(), step=before + env_steps, summary=summary)]
+        if self._file is None:
+            start = SessionLog(status=SessionLog.START)  # Readers drop what they have of this step and later ones.
+            header = Event(wall_time=time.time(), file_version="brain.Event:2")
+            events = [header, Event(wall_time=time.time(), step=before + 1, session_log=start), *events]
+        try:
+            self._append([event.SerializeToString() for event in events])
+        except OSError as error:
+            self.close()
+            say(f"mpi_rollout: --log-dir {self._path}: {system_words(error)}; the run goes on without these curves\n")
+
+    def _append(self, records: list[bytes]) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        if self._file is None:  # Readers take the files of a folder in the order of their names.
+            name = f"events.out.tfevents.{time.time():.6f}.{os.uname().nodename}.{os.getpid()}"
+            self._file = open(os.path.join(self._folder, name), "xb", buffering=0)  # noqa: SIM115
+        for record in records:
+            RecordWriter(self._file).write(record)
+
+    def close(self) -> None:
+        """Write no more."""
+        self._is_over = True
+        if self._file is not None:
+            self._file.close()
+            self._file = None
