@@ -156,12 +156,8 @@ def json_value(option: str, text: str) -> object:
         raise UsageError(f"{example}, got {text!r}: {error}") from error
 
 
-<<<<<<< HEAD
 JSON = {name: partial(json_value, flag(name)) for name in ("env_kwargs", "policy_kwargs")}
-READERS = {**JSON, "store_infos": read_types, "out": path}
-=======
-READERS = {"env_kwargs": json_value, "store_infos": read_types, "out": path, "log_dir": path}
->>>>>>> main
+READERS = {**JSON, "store_infos": read_types, "out": path, "log_dir": path}
 
 
 def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:

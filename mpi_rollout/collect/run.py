@@ -163,12 +163,8 @@ def prepare(
         from mpi_rollout.storage.output import claim_output  # h5py is for the root alone.
 
         output = claim_output(config)
-<<<<<<< HEAD
-        source = find_source(config.policy, config)
-=======
         check_places(config)
-        source = find_source(config.policy, config.policy_mode, config.trust_policy)
->>>>>>> main
+        source = find_source(config.policy, config)
     rank_envs = make_rank_envs(plan, comm.rank)
     check_facts(config, rank_envs.facts)
     return rank_envs, source, output
@@ -191,12 +187,8 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         seed_global_generators(config.seed, world.ROOT)
         plan = plan_of(config, num_ranks)
         check_output(config)
-<<<<<<< HEAD
-        source = find_source(config.policy, config)
-=======
         check_places(config)
-        source = find_source(config.policy, config.policy_mode, config.trust_policy)
->>>>>>> main
+        source = find_source(config.policy, config)
         envs = make_slice(plan.make, range(1), config.seed, on_fault=plan.on_fault)
         facts = EnvFacts.of(envs).portable()
         check_facts(config, facts)

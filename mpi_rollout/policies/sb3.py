@@ -23,11 +23,8 @@ from torch.overrides import TorchFunctionMode
 
 from mpi_rollout.core.spaces import Space, Tree
 from mpi_rollout.errors import ActionError, UsageError
-<<<<<<< HEAD
 from mpi_rollout.policies.devices import moving_to
-=======
 from mpi_rollout.policies.memory import STATE
->>>>>>> main
 from mpi_rollout.policies.model import SAMPLE, Model, PolicySource
 from mpi_rollout.policies.networks import WAY_OUT, Head, clipped, refuse_nan
 from mpi_rollout.policies.sampling import gaussian, num_normal_uniforms
@@ -93,23 +90,14 @@ def _greedy(
     return (actions, *states) if states else actions
 
 
-<<<<<<< HEAD
-def _best(policy: Learned, tensor: torch.Tensor, env_indices: np.ndarray) -> np.ndarray:
-    if not isinstance(policy, DQNPolicy):
-        return np.asarray(policy._predict(tensor, deterministic=True).numpy(force=True))
-    values = policy.q_net(tensor)
-    refuse_nan(values.numpy(force=True), env_indices, "values of actions")
-    return np.asarray(values.argmax(dim=1).numpy(force=True))
-=======
 def _best(policy: Learned, tensor: torch.Tensor, env_indices: np.ndarray, others: dict[str, Any]) -> list[Any]:
     """Return the likeliest actions, and the new state of a policy that has one."""
     if isinstance(policy, DQNPolicy):
         values = policy.q_net(tensor)
-        refuse_nan(values.numpy(), env_indices, "values of actions")
-        return [np.asarray(values.argmax(dim=1).numpy())]
+        refuse_nan(values.numpy(force=True), env_indices, "values of actions")
+        return [np.asarray(values.argmax(dim=1).numpy(force=True))]
     given = policy._predict(tensor, deterministic=True, **arguments_of(policy, len(env_indices), others))
-    return [given[0].numpy(), swapped(given[1])] if STATE in others else [given.numpy()]
->>>>>>> main
+    return [given[0].numpy(force=True), swapped(given[1])] if STATE in others else [given.numpy(force=True)]
 
 
 def _exploring(
@@ -148,12 +136,8 @@ def _drawn(
             outputs[0] = torch.where(arguments["action_masks"], outputs[0], FORBIDDEN)
         if is_box:
             outputs.append(policy.log_std)
-<<<<<<< HEAD
-    return head([output.numpy(force=True) for output in outputs], env_indices, uniforms)
-=======
-    actions = head([output.numpy() for output in outputs], env_indices, uniforms)
+    actions = head([output.numpy(force=True) for output in outputs], env_indices, uniforms)
     return (actions, swapped(states)) if STATE in others else actions
->>>>>>> main
 
 
 def _squashed(
