@@ -14,13 +14,22 @@ from mpi_rollout.config import ENV_OPTIONS, RolloutConfig
 from mpi_rollout.errors import Interrupted, RolloutError, SignalInterrupt, UsageError, as_flag
 from mpi_rollout.exchange.job_end import with_stacks
 from mpi_rollout.exchange.world import claimed_rank, claimed_size
-from mpi_rollout.options import Commands, Parser, add_run_options, check_seconds, check_used, path, with_command
+from mpi_rollout.options import (
+    Commands,
+    Parser,
+    add_option,
+    add_run_options,
+    check_seconds,
+    check_used,
+    path,
+    with_command,
+)
 from mpi_rollout.process.console import hold, say, settle, show, stdout_apart, without_stdin
 from mpi_rollout.process.interrupts import raise_on_signals
 from mpi_rollout.process.paths import current, started_in
 from mpi_rollout.process.start import is_heeding
 from mpi_rollout.ranks.agreement import share_refusal
-from mpi_rollout.shared_options import SharedOptions
+from mpi_rollout.shared_options import GROUPS, SharedOptions
 from mpi_rollout.storage.ownership import remove_empty_folders
 
 DEFAULT = "run"  # The command of a command line that names none.
@@ -80,15 +89,18 @@ def make_parser(command: str = "") -> Parser:
 
 def _add_run(commands: Commands) -> None:
     parser = commands.add_parser("run", help="collect experience (the default command)")
-    shared = [field.name for field in fields(SharedOptions)]
-    add_run_options(parser, [field.name for field in fields(RolloutConfig) if field.name not in shared])
-    parser.add_argument(
+    options = fields(RolloutConfig)[len(fields(SharedOptions)) :] + fields(SharedOptions)
+    for title in GROUPS:
+        group = parser.add_argument_group(title)
+        for option in options:
+            if option.metadata["group"] == title:
+                add_option(group, option)
+    group.add_argument(
         "--dry-run",
         action="store_true",
         help="check options, output, policy and one env, in one process without MPI, and run nothing; --expect-ranks "
         "tells for how many ranks",
     )
-    add_run_options(parser.add_argument_group("options that mpi_rollout.connect has as well"), shared)
     parser.set_defaults(command=run_command)
 
 

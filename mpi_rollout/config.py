@@ -12,7 +12,17 @@ from mpi_rollout.core.policy_kinds import CALLED, FILES, MAKE_POLICY, RANDOM, ki
 from mpi_rollout.errors import Option, UsageError, as_flag
 from mpi_rollout.process.clock import seconds_of
 from mpi_rollout.process.paths import located
-from mpi_rollout.shared_options import AUTO, POLICY_BLOCK, SharedOptions, option, vectorization_of
+from mpi_rollout.shared_options import (
+    AUTO,
+    POLICY_BLOCK,
+    SharedOptions,
+    for_tests,
+    on_failure,
+    to_run,
+    to_speed,
+    to_store,
+    vectorization_of,
+)
 
 ON_RANK_LOSS = ("abort", "shrink")
 ACTION_MODES = ("check", "clip", "pass")
@@ -38,37 +48,37 @@ class RolloutConfig(SharedOptions):
         A value that no run can have.
     """
 
-    env: str | None = option(
+    env: str | None = to_run(
         None, "id of a registered env, as gymnasium.make takes it: CartPole-v1, ale_py:ALE/Breakout-v5", metavar="ID"
     )
-    env_factory: str | None = option(
+    env_factory: str | None = to_run(
         None,
         "callable that returns one env, for envs that are not registered; FILE.py:CALLABLE is possible, too; if it "
         "has a parameter env_index, it gets the index of the env",
         metavar="MODULE:CALLABLE",
     )
-    env_kwargs: dict[str, object] | list[dict[str, object]] = option(
+    env_kwargs: dict[str, object] | list[dict[str, object]] = to_run(
         dict,
         "keyword arguments of the envs: a JSON object for all envs, or a list with one object for each env",
         metavar="JSON",
     )
-    wrappers: str = option(
+    wrappers: str = to_run(
         "",
         "wrappers of each env, the innermost first, with commas between: gymnasium.wrappers:FlattenObservation, or a "
         "callable of your own that takes an env and returns one (FILE.py:CALLABLE is possible, too)",
         metavar="MODULE:CALLABLE,...",
     )
-    num_envs: int = option(64, "number of envs over all ranks", least=1)
-    num_steps: int = option(1000, "number of steps of each env; with --num-episodes, at most so many", least=1)
-    num_episodes: int | None = option(
+    num_envs: int = to_run(64, "number of envs over all ranks", least=1)
+    num_steps: int = to_run(1000, "number of steps of each env; with --num-episodes, at most so many", least=1)
+    num_episodes: int | None = to_run(
         None,
         "stop after the first step in which so many episodes have ended, of all envs together; --num-steps is the "
         "bound, so give enough of them",
         metavar="M",
         least=1,
     )
-    seed: int = option(0, "seed of all random numbers", least=0)
-    policy: str = option(
+    seed: int = to_run(0, "seed of all random numbers", least=0)
+    policy: str = to_run(
         RANDOM,
         "random; or a callable that makes a batch of actions from a batch of observations (FILE.py:CALLABLE is "
         f"possible, too; a class is called once, with --policy-kwargs); or a file: {FILES}; or "
@@ -76,91 +86,91 @@ class RolloutConfig(SharedOptions):
         "act(observations, env_indices, uniforms)",
         metavar="MODULE:CALLABLE|FILE",
     )
-    store_extras: bool = option(
+    store_extras: bool = to_store(
         False, "store what the policy of make_policy gives besides actions, such as log_prob and value, in extras/NAME"
     )
-    store_infos: dict[str, object] | str = option(
+    store_infos: dict[str, object] | str = to_store(
         dict,
         "store these infos of the envs in infos/NAME, with masks of the envs that have them: names, dtypes and sizes "
         'such as \'{"lives": int, "position": [float, 3]}\', with / between the keys of nested dicts; all is what is '
         "numeric in the infos of env 0's first reset and step; an action mask is the info action_mask",
         metavar="TYPES|all",
     )
-    actions: str = option(
+    actions: str = to_run(
         "check",
         "what to do with actions outside of the action space: check refuses them, but corrects rounding "
         "errors; clip sets them to the nearest bound; pass gives floats to the env as they are, and refuses integers "
         "that are outside",
         choices=ACTION_MODES,
     )
-    out: str = option(
+    out: str = to_store(
         "results/rollout.h5",
         "file to write; if the same run was interrupted, the same command continues it; if it is complete, the same "
         "command with more --num-steps extends it",
         metavar="FILE",
     )
-    overwrite: bool = option(
+    overwrite: bool = to_store(
         False,
         "replace the file that is there when this run is complete; until then it stays; an unfinished file of another "
         "run is dropped at the start, and one of this run is continued",
     )
-    env_threads: int | None = option(
+    env_threads: int | None = to_speed(
         None,
         "threads of a rank's natively vectorized envs: of EnvPool's and ALE's, and of JAX and torch if the envs are "
         "the first to load them; by default the rank's share of the cores that it may use",
         metavar="N",
         least=1,
     )
-    fragment_length: str = option(
+    fragment_length: str = to_speed(
         AUTO,
         "largest number of steps that ranks take between two exchanges; more than 1 is for random actions, for "
         "policies that the ranks run, and for callables that plan ahead; auto is up to 256, as many as fit into 1 MiB "
         "on a rank and take at most 0.4 s, and 1 for a callable; the data do not depend on it",
         metavar="L|auto",
     )
-    policy_on: str = option(
+    policy_on: str = to_speed(
         AUTO,
         "who chooses actions: root, which sends them to the ranks; workers, each for its own envs; auto is the workers "
         "for random actions and for a policy of a file or of make_policy, and the root for a callable; the data do not "
         "depend on it",
         choices=POLICY_ON,
     )
-    trajectories: bool = option(True, "measure throughput only; store no trajectories")
-    measure_limit: bool = option(
+    trajectories: bool = to_store(True, "measure throughput only; store no trajectories")
+    measure_limit: bool = for_tests(
         False, "between parts of the run, measure bare env.step loops too, and compare the run with them"
     )
-    limit_s: float = option(
+    limit_s: float = for_tests(
         1.0, "with --measure-limit, seconds of each of the six measurements", metavar="S", is_time=True
     )
-    max_walltime: str | None = option(
+    max_walltime: str | None = on_failure(
         None,
         "stop before the run has taken this long, with all steps committed; written as SLURM does: 01:30:00",
         metavar="TIME",
     )
-    on_rank_loss: str = option(
+    on_rank_loss: str = on_failure(
         "abort",
         "what to do when a rank is lost: abort ends the job; shrink goes on without its envs, and needs "
         "mpirun --with-ft ulfm",
         choices=ON_RANK_LOSS,
     )
-    start_timeout_s: float = option(
+    start_timeout_s: float = on_failure(
         600.0,
         "seconds that ranks wait for each other at the start; imports can take minutes where thousands of ranks "
         "share a file system",
         metavar="S",
         is_time=True,
     )
-    expect_ranks: int | None = option(None, "refuse to run on another number of ranks", metavar="N", least=1)
-    progress: str = option(
+    expect_ranks: int | None = on_failure(None, "refuse to run on another number of ranks", metavar="N", least=1)
+    progress: str = to_store(
         "auto", "how to show the progress; auto is a bar on a terminal, else lines", choices=PROGRESS
     )
-    log_dir: str | None = option(
+    log_dir: str | None = to_store(
         None,
         "folder for curves that TensorBoard shows while the run goes on: returns and lengths of episodes, env steps "
         "per second, shares of time; a run that is continued goes on in them (extra 'tensorboard')",
         metavar="DIR",
     )
-    json: bool = option(False, "print the summary as one line of JSON")
+    json: bool = to_store(False, "print the summary as one line of JSON")
 
     def __post_init__(self) -> None:
         self._check_own()

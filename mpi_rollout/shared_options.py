@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import Field, dataclass, field, fields
+from functools import partial
 from types import UnionType
 from typing import Any, get_args, get_origin
 
@@ -16,8 +17,13 @@ COMPRESSIONS = ("none", "gzip", "lz4", "zstd", "blosc")
 NONE, CHECKS = "none", ("finite", "bounds", "dtypes")
 POLICY_BLOCK = 64  # The policy block of a policy that the ranks can load.
 
+# The groups of options in --help and in the reference, in their order.
+WHAT, STORED, SPEED = "what to run", "what is stored and shown", "how fast"
+FAULTS, TESTS = "when something fails, and how long it may take", "for tests"
+GROUPS = WHAT, STORED, SPEED, FAULTS, TESTS
 
-def option(default: Any, help_text: str, **extra: Any) -> Any:
+
+def option(default: Any, help_text: str, group: str = "", **extra: Any) -> Any:
     """Make a dataclass field with its help text beside its default.
 
     Parameters
@@ -25,61 +31,66 @@ def option(default: Any, help_text: str, **extra: Any) -> Any:
     extra
         `choices` and `metavar`, as argparse takes them; `least`, the smallest number that the option may have;
         `is_time`, where it is a number of seconds.
+    group
+        One of `GROUPS`; options of other commands than `run` have none.
     """
-    metadata = {"help": help_text, **extra}
+    metadata = {"group": group, "help": help_text, **extra}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+to_run, to_store, to_speed, on_failure, for_tests = (partial(option, group=group) for group in GROUPS)
 
 
 @dataclass(frozen=True)
 class SharedOptions:
     """The options that a run and `connect` share.  Nothing is checked before `check` is called."""
 
-    vectorization_mode: str = option(
+    vectorization_mode: str = to_run(
         AUTO,
         "how a rank steps its envs: sync, one after the other; vector_entry_point, by the vectorized version that is "
         "registered with the env; envpool, by EnvPool's version of it; native, by what the factory makes of the env "
         "indices of a rank and a seed; auto is vector_entry_point for mpi_rollout/... envs, else sync",
         choices=VECTORIZATION_MODES,
     )
-    num_groups: int = option(
+    num_groups: int = to_speed(
         1,
         "number of groups of envs that are stepped in turn; with 2, the ranks step one group while the policy or the "
         "trainer works on the other",
         least=1,
     )
-    batch_size: int | None = option(
+    batch_size: int | None = to_speed(
         None,
         "first ready, first served: the policy or the trainer gets the envs of the K ranks that are ready first; "
         "by default all ranks take each step together",
         metavar="K",
         least=1,
     )
-    root_envs: int | None = option(
+    root_envs: int | None = to_speed(
         None,
         "number of envs of rank 0, which drives the other ranks and writes besides; with 0 it steps none; by default "
         "as many as each of them; the end of a run says how many would make ranks wait less",
         metavar="N",
         least=0,
     )
-    policy_mode: str = option(
+    policy_mode: str = to_run(
         "deterministic",
         "which action a policy of a file takes: deterministic, the one that it thinks best; sample, one that is drawn "
         "from its distribution, by random numbers that depend on seed, env and step",
         choices=POLICY_MODES,
     )
-    policy_kwargs: dict[str, object] = option(
+    policy_kwargs: dict[str, object] = to_run(
         dict, "keyword arguments of a class or of a function make_..., which makes the policy", metavar="JSON"
     )
-    policy_device: str = option(
+    policy_device: str = to_run(
         AUTO,
         "where the network of a file computes: cpu; cuda, a GPU of the host, whose ranks share its GPUs in turn; or "
         "cuda:K, one of them; a function make_... or a class gets this device as its argument device; auto is cpu for "
         "a file, and lets others choose; actions may differ in the last bits between devices",
         metavar="auto|cpu|cuda[:K]",
     )
-    policy_block: int | None = option(
+    policy_block: int | None = to_speed(
         None,
         "number of envs for which the policy is asked at a time, so that actions do not depend on ranks and groups; "
         f"0 asks for all envs that are there, and actions may then differ in the last bits (default: {POLICY_BLOCK} "
@@ -87,38 +98,38 @@ class SharedOptions:
         metavar="B",
         least=0,
     )
-    trust_policy: bool = option(
+    trust_policy: bool = to_run(
         False,
         "execute the code that is in a policy's file: networks of torch (.pt, .pt2), pickled code of "
         "Stable-Baselines3, and whatever is not known to be harmless; give it for your own files only",
     )
-    wait: str = option(
+    wait: str = to_speed(
         AUTO,
         "how a rank waits for messages: spin (fastest, uses the core) or sleep; auto spins, and sleeps where a "
         "host has four ranks or more for each core and while other programs share the cores",
         choices=WAITS,
     )
-    compression: str = option(
+    compression: str = to_store(
         NONE,
         "compress the trajectories in the file, on the core that rank 0 runs on; lz4, zstd and blosc (extra "
         "'compression') compress images and other large arrays of whole numbers, many times as fast as gzip; gzip "
         "compresses everything, and every HDF5 reader has it",
         choices=COMPRESSIONS,
     )
-    max_env_restarts: int = option(
+    max_env_restarts: int = on_failure(
         0,
         "how often each env may be made again when it fails, which ends its episode as truncated and faulted; with 0 "
         "the first failure ends the run",
         metavar="N",
         least=0,
     )
-    env_timeout_s: float | None = option(
+    env_timeout_s: float | None = on_failure(
         None,
         "seconds that a step or reset of an env may take; a longer one is a failure of that env",
         metavar="S",
         is_time=True,
     )
-    env_checks: str = option(
+    env_checks: str = on_failure(
         NONE,
         "what else is a failure of an env, with commas between: finite, NaN and infinity in observations and rewards; "
         "bounds, observations outside of their space, rounding errors aside; dtypes, observations whose dtype is not "

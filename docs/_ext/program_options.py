@@ -39,16 +39,25 @@ def _has_commands(action: argparse.Action) -> bool:
 
 
 class ProgramOptions(SphinxDirective):
-    """A definition list: each option with its value, what it does, and its default."""
+    """A definition list for each group of options: each with its value, what it does, and its default."""
 
     required_arguments = 1
     final_argument_whitespace = True
 
     def run(self) -> list[nodes.Node]:
         command = self.arguments[0]
-        listed = nodes.definition_list(classes=["option"])
-        listed += [self._item(command, action) for action in actions_of(parser_of(command))]
-        return [listed]
+        parser, content = parser_of(command), []
+        actions, groups = [*actions_of(parser)], parser._action_groups
+        for place, group in enumerate(groups):
+            inside = [action for action in actions if action in group._group_actions]
+            if inside and place > 1:  # The first two are argparse's own.
+                title = f"{group.title[:1].upper()}{group.title[1:]}"
+                content.append(nodes.rubric("", title))
+            if inside:
+                content.append(
+                    nodes.definition_list("", *(self._item(command, each) for each in inside), classes=["option"])
+                )
+        return content
 
     def _item(self, command: str, action: argparse.Action) -> nodes.Node:
         help_text = ((action.help or "") % vars(action)).strip()
