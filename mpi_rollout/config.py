@@ -32,7 +32,8 @@ ENV_OPTIONS = ("env", "env_factory", "env_kwargs", "wrappers")
 # What decides on the data, and so must not change when a run is continued.
 DATA_OPTIONS = (
     *ENV_OPTIONS,
-    *("num_envs", "num_steps", "num_episodes", "seed", "policy", "policy_mode", "policy_block", "vectorization_mode"),
+    *("num_envs", "num_steps", "num_episodes", "seed", "policy", "policy_kwargs", "policy_device"),
+    *("policy_mode", "policy_block", "vectorization_mode"),
     *("trajectories", "actions", "store_extras", "store_infos"),
 )
 
@@ -80,8 +81,9 @@ class RolloutConfig(SharedOptions):
     policy: str = to_run(
         RANDOM,
         "random; or a callable that makes a batch of actions from a batch of observations (FILE.py:CALLABLE is "
-        f"possible, too; a class is called once, without arguments); or a file: {FILES}; or "
-        "MODULE:make_policy, which returns an object with act(observations, env_indices, uniforms)",
+        f"possible, too; a class is called once, with --policy-kwargs); or a file: {FILES}; or "
+        "MODULE:make_policy, or another function whose name begins with make_, which returns an object with "
+        "act(observations, env_indices, uniforms)",
         metavar="MODULE:CALLABLE|FILE",
     )
     store_extras: bool = to_store(

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 from mpi_rollout.config import RolloutConfig, flag, switch
@@ -146,16 +147,17 @@ def path(text: str) -> str:
     return os.path.expanduser(text)
 
 
-def json_value(text: str) -> object:
-    """Read the value of --env-kwargs; UsageError if it is not JSON.  `RolloutConfig` says what it may be."""
+def json_value(option: str, text: str) -> object:
+    """Read the value of an option; UsageError if it is not JSON.  `RolloutConfig` says what it may be."""
     try:
         return json.loads(text)
     except ValueError as error:
-        example = "--env-kwargs must be a JSON object such as '{\"level\": 3}'"
+        example = f"{option} must be a JSON object such as '{{\"level\": 3}}'"
         raise UsageError(f"{example}, got {text!r}: {error}") from error
 
 
-READERS = {"env_kwargs": json_value, "store_infos": read_types, "out": path, "log_dir": path}
+JSON = {name: partial(json_value, flag(name)) for name in ("env_kwargs", "policy_kwargs")}
+READERS = {**JSON, "store_infos": read_types, "out": path, "log_dir": path}
 
 
 def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:

@@ -1,5 +1,6 @@
 """The options that runs and `connect` have alike: one name, one default and one help text for each."""
 
+import re
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
 from types import UnionType
@@ -79,6 +80,16 @@ class SharedOptions:
         "from its distribution, by random numbers that depend on seed, env and step",
         choices=POLICY_MODES,
     )
+    policy_kwargs: dict[str, object] = to_run(
+        dict, "keyword arguments of a class or of a function make_..., which makes the policy", metavar="JSON"
+    )
+    policy_device: str = to_run(
+        AUTO,
+        "where the network of a file computes: cpu; cuda, a GPU of the host, whose ranks share its GPUs in turn; or "
+        "cuda:K, one of them; a function make_... or a class gets this device as its argument device; auto is cpu for "
+        "a file, and lets others choose; actions may differ in the last bits between devices",
+        metavar="auto|cpu|cuda[:K]",
+    )
     policy_block: int | None = to_speed(
         None,
         "number of envs for which the policy is asked at a time, so that actions do not depend on ranks and groups; "
@@ -139,6 +150,9 @@ class SharedOptions:
         if not self.checks <= {*CHECKS}:
             expected = f" must be {NONE}, or some of {', '.join(CHECKS)} with commas between, got {self.env_checks!r}"
             raise UsageError(Option("env_checks"), expected)
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,9})?", self.policy_device):
+            expected = f" must be auto, cpu, cuda or cuda:K, got {self.policy_device!r}"
+            raise UsageError(Option("policy_device"), expected)
         if self.batch_size is not None and self.num_groups > 1:
             groups = Option("num_groups", self.num_groups)
             raise UsageError(Option("batch_size"), " makes a group of each rank, got ", groups, " too; use one")
@@ -159,7 +173,9 @@ def check_value(own: "Field[Any]", value: Any) -> None:
     if own.metadata.get("is_time") and not (is_of(value, float) and 0 < value <= MAX_TIMEOUT_S):
         raise UsageError(option, f" must be more than 0 s and at most {MAX_TIMEOUT_S:g}, got {value!r}")
     if not is_of(value, own.type):
-        expected = "must be True or False, got" if own.type is bool else "cannot be"
+        is_dict = get_origin(own.type) is dict
+        expected = "must be a JSON object, got" if is_dict else "cannot be"
+        expected = "must be True or False, got" if own.type is bool else expected
         raise UsageError(option, f" {expected} {value!r:.80}")
 
 

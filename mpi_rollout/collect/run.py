@@ -164,7 +164,7 @@ def prepare(
 
         output = claim_output(config)
         check_places(config)
-        source = find_source(config.policy, config.policy_mode, config.trust_policy)
+        source = find_source(config.policy, config)
     rank_envs = make_rank_envs(plan, comm.rank)
     check_facts(config, rank_envs.facts)
     return rank_envs, source, output
@@ -188,7 +188,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         plan = plan_of(config, num_ranks)
         check_output(config)
         check_places(config)
-        source = find_source(config.policy, config.policy_mode, config.trust_policy)
+        source = find_source(config.policy, config)
         envs = make_slice(plan.make, range(1), config.seed, on_fault=plan.on_fault)
         facts = EnvFacts.of(envs).portable()
         check_facts(config, facts)
@@ -210,7 +210,7 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
     UsageError
         There are too few envs for so many ranks, or nothing makes them.
     """
-    is_first_ready = config.batch_size is not None
+    is_first_ready, make = config.batch_size is not None, (config.policy, config.policy_kwargs, config.policy_device)
     division = Division(config.num_envs, num_ranks, config.root_envs, config.num_groups, is_first_ready)
     check_batch_size(division, config.batch_size or 1)
     return Plan(
@@ -222,7 +222,7 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
         wait=config.wait,
         is_random=config.is_random,
         has_policy=config.acts_on_ranks and config.has_model,
-        make_model=partial(make_model, config.policy) if kind_of_name(config.policy) == MADE else None,
+        make_model=partial(make_model, *make) if kind_of_name(config.policy) == MADE else None,
         keeps_extras=config.store_extras and config.trajectories,
         infos=config.store_infos or "none",
         keeps_infos=bool(config.store_infos),

@@ -6,7 +6,7 @@ Another format is one more row of it, and a module of `mpi_rollout.policies` tha
 from typing import NamedTuple
 
 RANDOM, CALLED, MADE = "random", "called", "made"
-MAKE_POLICY = "make_policy"
+MAKE, MAKE_POLICY = "make_", "make_policy"  # How names of functions begin that make a policy, and one of them.
 
 
 class Format(NamedTuple):
@@ -33,7 +33,7 @@ FILES = ", ".join(
 
 
 def kind_of_name(policy: str) -> str:
-    """Classify the value of `--policy`: a key of FORMATS, RANDOM, CALLED, or MADE by `make_policy`."""
+    """Classify the value of `--policy`: a key of FORMATS, RANDOM, CALLED, or MADE by a factory."""
     if policy == RANDOM:
         return RANDOM
     for suffix, kind in SUFFIXES.items():
@@ -43,6 +43,6 @@ def kind_of_name(policy: str) -> str:
 
 
 def is_maker(policy: str) -> bool:
-    """Tell whether a policy names a `make_policy`: MODULE:make_policy, or a part of something in a module."""
+    """Tell whether a policy names a factory: its name begins with make_, in a module or in something of a module."""
     module, _, name = policy.rpartition(":")
-    return bool(module) and name.rpartition(".")[2] == MAKE_POLICY
+    return bool(module) and name.rpartition(".")[2].startswith(MAKE)

@@ -1,20 +1,22 @@
 """A policy that is asked for blocks of envs: of a file, or what the user's `make_policy` returns."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
 from mpi_rollout.core.column_types import check_names
 from mpi_rollout.core.columns import typed_leaves
-from mpi_rollout.core.policy_kinds import MAKE_POLICY
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
 from mpi_rollout.errors import Option, PolicyError, UsageError
+from mpi_rollout.policies.devices import device_here
 from mpi_rollout.policies.memory import NONE, names_taken
 from mpi_rollout.policies.parameters import load_module
-from mpi_rollout.process.paths import load_callable
+from mpi_rollout.process.paths import load_callable, misfit
+from mpi_rollout.shared_options import AUTO
 from mpi_rollout.text import words_of
 
 if TYPE_CHECKING:
@@ -90,6 +92,8 @@ class PolicySource:
     sha256: str = ""  # The digest of the file and its weights, in hexadecimal.
     mode: str = DETERMINISTIC  # Or SAMPLE.
     is_trusted: bool = False  # Pickled code of the file may be executed.
+    kwargs: Mapping[str, object] = field(default_factory=dict)  # Of what makes the policy.
+    device: str = AUTO  # As `--policy-device` has it; for a loader of files, this rank's own.
     call: Policy | None = None  # The callable of the kind "called", on the rank that has it.
 
 
@@ -104,15 +108,26 @@ def called_model(policy: Policy, space: Space, name: str) -> Model:
     return Model(act, takes=names_taken(policy, 1, name))
 
 
-def make_model(spec: str | Callable[[], object]) -> Model:
-    """Call what `--policy` names, or what `connect` was given; PolicyError if it raises, else see `made_model`."""
+def make_model(
+    spec: str | Callable[..., object], kwargs: Mapping[str, object] = MappingProxyType({}), device: str = AUTO
+) -> Model:
+    """Call what `--policy` names, or what `connect` was given; see `called_once` and `made_model`."""
     make = load_callable(spec, POLICY) if isinstance(spec, str) else spec
     name = spec if isinstance(spec, str) else getattr(spec, "__qualname__", repr(spec))
+    return made_model(called_once(make, name, kwargs, device), name)
+
+
+def called_once(make: Callable[..., object], name: str, kwargs: Mapping[str, object], device: str) -> object:
+    """Make a policy; UsageError if what makes it takes other arguments, PolicyError if it raises."""
+    given = kwargs if device == AUTO else {"device": device_here(device), **kwargs}
+    if why := misfit(make, **given):
+        takes = ", ".join(signature(make).parameters) or "no arguments"
+        options = Option("policy_kwargs"), " and ", Option("policy_device")
+        raise UsageError(POLICY, f" {name} is called once, to make the policy: {why}; it takes {takes}, by ", *options)
     try:
-        policy = make()
+        return make(**given)
     except Exception as error:
-        raise PolicyError(POLICY, f" {name}: {MAKE_POLICY}() raises {words_of(error)}") from error
-    return made_model(policy, name)
+        raise PolicyError(POLICY, f" {name}: {name.rpartition(':')[2]}() raises {words_of(error)}") from error
 
 
 def made_model(policy: object, name: str) -> Model:
@@ -151,12 +166,4 @@ def _extras_of(policy: object, name: str) -> tuple[Leaf, ...]:
 
 
 def _takes_three(act: object, others: frozenset[str]) -> TypeGuard[Act]:
-    if not callable(act):
-        return False
-    try:
-        signature(act).bind(None, None, None, **dict.fromkeys(others))
-    except TypeError:
-        return False
-    except ValueError:  # C code may not tell its signature.
-        pass
-    return True
+    return callable(act) and not misfit(act, None, None, None, **dict.fromkeys(others))

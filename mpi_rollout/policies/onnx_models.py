@@ -6,7 +6,8 @@ import numpy as np
 import onnxruntime
 
 from mpi_rollout.core.spaces import Leaf, Space, leaves
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import Option, UsageError
+from mpi_rollout.policies.devices import CPU
 from mpi_rollout.policies.model import Model, PolicySource
 from mpi_rollout.policies.networks import WAY_OUT, Head, Inputs, model_of
 from mpi_rollout.text import first_line
@@ -17,19 +18,31 @@ _NAMES = {"float": "float32", "double": "float64"}  # Where ONNX Runtime's are o
 
 def load(source: PolicySource, observation_space: Space, action_space: Space) -> Model:
     """Load a network that takes an input for each leaf of the observations."""
-    head = Head(action_space, source.mode)
+    head, providers = Head(action_space, source.mode), _providers(source.device)
     try:
         session = onnxruntime.InferenceSession(
             source.content,
             _options(source.is_trusted),
-            providers=["CPUExecutionProvider"],
+            providers=providers,
             enable_fallback=0,  # A second attempt would be reported on stdout.
             # Constants would be computed now, in memory that no allocator bounds.
             disabled_optimizers=None if source.is_trusted else ["ConstantFolding"],
         )
     except Exception as error:  # ONNX Runtime's are of many types.
         raise UsageError(f"the file is damaged, or ONNX Runtime cannot run it: {first_line(error)}") from error
+    if session.get_providers()[0] != providers[0][0]:
+        raise UsageError(Option("policy_device", source.device), ": ONNX Runtime cannot load what it needs for CUDA")
     return model_of(partial(session.run, _outputs(session, head)), _inputs(session, observation_space), head)
+
+
+def _providers(device: str) -> list[tuple[str, dict[str, str]]]:
+    """Return what computes on a device; UsageError if ONNX Runtime has no such provider, for it would take the CPU."""
+    if device == CPU:
+        return [("CPUExecutionProvider", {})]
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        why = ": ONNX Runtime has no CUDA here; pip install onnxruntime-gpu in its place"
+        raise UsageError(Option("policy_device", device), why)
+    return [("CUDAExecutionProvider", {"device_id": device[5:], "gpu_mem_limit": str(MOST_BYTES)})]
 
 
 def _options(is_trusted: bool) -> onnxruntime.SessionOptions:

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from mpi_rollout.core.spaces import Space, Tree
 from mpi_rollout.errors import ActionError, UsageError
+from mpi_rollout.policies.devices import moving_to
 from mpi_rollout.policies.memory import STATE
 from mpi_rollout.policies.model import SAMPLE, Model, PolicySource
 from mpi_rollout.policies.networks import WAY_OUT, Head, clipped, refuse_nan
@@ -44,6 +45,8 @@ def load(source: PolicySource, observation_space: Space, action_space: Space) ->
     if isinstance(action_space, spaces.Discrete) and action_space.start:
         raise UsageError(f"SB3's actions begin with 0, the envs have {action_space}")
     policy = _built(saved, own_space, action_space)
+    with moving_to(source.device):
+        policy.to(source.device)
     exploration = float(saved.data.get("exploration_rate") or 0.0)
     if source.mode == SAMPLE and (exploration or not isinstance(policy, DQNPolicy)):
         return _drawing(policy, action_space, exploration)
@@ -91,10 +94,10 @@ def _best(policy: Learned, tensor: torch.Tensor, env_indices: np.ndarray, others
     """Return the likeliest actions, and the new state of a policy that has one."""
     if isinstance(policy, DQNPolicy):
         values = policy.q_net(tensor)
-        refuse_nan(values.numpy(), env_indices, "values of actions")
-        return [np.asarray(values.argmax(dim=1).numpy())]
+        refuse_nan(values.numpy(force=True), env_indices, "values of actions")
+        return [np.asarray(values.argmax(dim=1).numpy(force=True))]
     given = policy._predict(tensor, deterministic=True, **arguments_of(policy, len(env_indices), others))
-    return [given[0].numpy(), swapped(given[1])] if STATE in others else [given.numpy()]
+    return [given[0].numpy(force=True), swapped(given[1])] if STATE in others else [given.numpy(force=True)]
 
 
 def _exploring(
@@ -133,7 +136,7 @@ def _drawn(
             outputs[0] = torch.where(arguments["action_masks"], outputs[0], FORBIDDEN)
         if is_box:
             outputs.append(policy.log_std)
-    actions = head([output.numpy() for output in outputs], env_indices, uniforms)
+    actions = head([output.numpy(force=True) for output in outputs], env_indices, uniforms)
     return (actions, swapped(states)) if STATE in others else actions
 
 
@@ -144,7 +147,7 @@ def _squashed(
     with calling():
         tensor, _ = policy.obs_to_tensor(observations)
         mean, log_std, _ = policy.actor.get_action_dist_params(tensor)
-    drawn = np.tanh(gaussian(mean.numpy(), np.exp(log_std.numpy().astype(np.float64)), uniforms))
+    drawn = np.tanh(gaussian(mean.numpy(force=True), np.exp(log_std.numpy(force=True).astype(np.float64)), uniforms))
     return clipped(np.asarray(policy.unscale_action(drawn.reshape(-1, *space.shape))), space)
 
 

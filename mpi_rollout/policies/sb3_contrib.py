@@ -24,11 +24,12 @@ def arguments_of(policy: Any, num_rows: int, others: dict[str, Any]) -> dict[str
     """Return the arguments of the policy's `_predict` that say what a `Model` was given besides observations."""
     if STATE in others:
         layers, _, size = policy.lstm_hidden_state_shape
-        zeros = torch.zeros(layers, num_rows, size)
+        zeros = torch.zeros(layers, num_rows, size, device=policy.device)
         states = (zeros, zeros) if others[STATE] is None else swapped(others[STATE])
-        return {"lstm_states": states, "episode_starts": torch.tensor(others[STARTS], dtype=torch.float32)}
+        starts = torch.tensor(others[STARTS], dtype=torch.float32, device=policy.device)
+        return {"lstm_states": states, "episode_starts": starts}
     infos = others.get(INFOS)
-    return {"action_masks": _masks(infos)} if infos else {}  # A policy that is tried gets none.
+    return {"action_masks": _masks(infos).to(policy.device)} if infos else {}  # A policy that is tried gets none.
 
 
 def swapped(states: Any) -> tuple[torch.Tensor, ...]:

@@ -7,18 +7,31 @@ import hashlib
 import io
 import os
 import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
-from inspect import signature
+from types import MappingProxyType
 
-from mpi_rollout.core.policy_kinds import CALLED, FILES, FORMATS, MADE, SUFFIXES, kind_of_name
+from mpi_rollout.core.policy_kinds import CALLED, FILES, FORMATS, MADE, MAKE, RANDOM, SUFFIXES, kind_of_name
 from mpi_rollout.core.spaces import Space
-from mpi_rollout.errors import Option, PolicyError, UsageError
-from mpi_rollout.policies.model import DETERMINISTIC, POLICY, Model, Policy, PolicySource, called_model, make_model
+from mpi_rollout.errors import Option, UsageError
+from mpi_rollout.policies.devices import device_here
+from mpi_rollout.policies.model import (
+    DETERMINISTIC,
+    POLICY,
+    Model,
+    Policy,
+    PolicySource,
+    called_model,
+    called_once,
+    make_model,
+)
 from mpi_rollout.policies.networks import try_model
 from mpi_rollout.policies.onnx_check import check_network, weight_files
 from mpi_rollout.policies.untrusted import needs_trust, reading
 from mpi_rollout.process.paths import colon_hint, load_object, located
-from mpi_rollout.text import first_line, pip_install, system_words, words_of
+from mpi_rollout.shared_options import AUTO, SharedOptions
+from mpi_rollout.text import first_line, pip_install, system_words
 
 NO_NETWORK = (
     "the file has what torch.save writes, which is not a policy: weights without the network, or a whole module in a "
@@ -28,34 +41,47 @@ OUTSIDE = "the weights are in another file, which cannot be read"
 ONE_FILE = "save it in one file, with external_data=False"
 
 
-def check_file_options(is_file: bool, mode: str, is_trusted: bool) -> None:
-    """Raise `UsageError` if an option of policies in files is given for another policy."""
+def check_options(kind: str, options: SharedOptions) -> None:
+    """Raise `UsageError` if an option is given that is for another kind of policies."""
+    is_file, mode = kind in FORMATS, options.policy_mode
     if not is_file and mode != DETERMINISTIC:
         raise UsageError(Option("policy_mode"), f" {mode} is for policies in files, got another policy; leave it out")
-    if not is_file and is_trusted:
+    if not is_file and options.trust_policy:
         raise UsageError(Option("trust_policy"), " is for policies in files, got another policy; leave it out")
+    if options.policy_kwargs and kind not in (MADE, CALLED):
+        raise _no_factory("policy_kwargs", "this policy")
+    if options.policy_device != AUTO and kind == RANDOM:
+        raise UsageError(Option("policy_device"), " is for networks, got no policy that has one; leave it out")
 
 
-def find_source(spec: str, mode: str, is_trusted: bool) -> PolicySource:
+def _no_factory(option: str, name: str) -> UsageError:
+    which = f" is for a class or a function whose name begins with {MAKE}, which make a policy"
+    return UsageError(Option(option), f"{which}; {name} is none; leave it out")
+
+
+def find_source(spec: str, options: SharedOptions) -> PolicySource:
     """Load the callable that `--policy` names, or read its file; UsageError if there is none, or it is no policy."""
-    kind = kind_of_name(spec)
-    check_file_options(kind in FORMATS, mode, is_trusted)
+    kind, kwargs, device = kind_of_name(spec), options.policy_kwargs, options.policy_device
+    check_options(kind, options)
     if kind in FORMATS:
-        return read_source(spec, mode, is_trusted)
-    return PolicySource(kind, spec, call=load_policy(spec) if kind == CALLED else None)
+        return replace(read_source(spec, options.policy_mode, options.trust_policy), device=device)
+    call = load_policy(spec, kwargs, device) if kind == CALLED else None
+    return PolicySource(kind, spec, kwargs=kwargs, device=device, call=call)
 
 
-def load_policy(spec: str) -> Policy:
+def load_policy(spec: str, kwargs: Mapping[str, object] = MappingProxyType({}), device: str = AUTO) -> Policy:
     """Return the policy that `--policy` names: a function, or an object that is callable or has a method `act`.
 
-    A class is called once, without arguments.  UsageError if there is no such policy, PolicyError if its class raises.
+    A class is called once, see `called_once`.  UsageError if there is no such policy, PolicyError if its class raises.
     """
     if ":" not in spec:
         hint = colon_hint(spec) or _file_hint(spec)
         raise UsageError(POLICY, f" must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}{hint}")
     policy = load_object(spec, POLICY)
     if isinstance(policy, type):
-        policy = _instance(policy, spec)
+        policy = called_once(policy, spec, kwargs, device)
+    elif kwargs or device != AUTO:
+        raise _no_factory("policy_kwargs" if kwargs else "policy_device", spec)
     policy = policy if callable(policy) else getattr(policy, "act", policy)
     if not callable(policy):
         name = type(policy).__name__
@@ -70,25 +96,6 @@ def _file_hint(spec: str) -> str:
         return f"; did you mean {names[0]}?"
     *suffixes, last = SUFFIXES
     return f"; the file of a network ends in {', '.join(suffixes)} or {last}"
-
-
-def _instance(kind: type, spec: str) -> object:
-    try:
-        signature(kind).bind()
-    except ValueError:  # C code may not tell its signature.
-        pass
-    except TypeError as error:
-        module = spec.rpartition(":")[0]
-        raise UsageError(
-            POLICY,
-            f" {spec} is a class that needs arguments ({error}); make an instance in its module, such as "
-            f"policy = {kind.__name__}(...), and give ",
-            Option("policy", f"{module}:policy"),
-        ) from error
-    try:
-        return kind()
-    except Exception as error:
-        raise PolicyError(POLICY, f" {spec}: {kind.__name__}() raises {words_of(error)}") from error
 
 
 def read_source(spec: str, mode: str, is_trusted: bool = False) -> PolicySource:
@@ -173,7 +180,7 @@ def load_model(source: PolicySource, observation_space: Space, action_space: Spa
     UsageError if a package is missing or the file cannot be used; PolicyError if the user's `make_policy` raises.
     """
     if source.kind == MADE:
-        return make_model(source.name)
+        return make_model(source.name, source.kwargs, source.device)
     if source.call is not None:
         return called_model(source.call, observation_space, source.name)
     form = FORMATS[source.kind]
@@ -182,6 +189,7 @@ def load_model(source: PolicySource, observation_space: Space, action_space: Spa
     except ImportError as error:
         missing = f"needs a package ({first_line(error)}); {pip_install(f'[{form.extra}]')}"
         raise UsageError(POLICY, f" {source.name}: {missing}") from error
+    source = replace(source, device=device_here(source.device))
     with reading(POLICY, f" {source.name}"):
         model: Model = loader.load(source, observation_space, action_space)
         try_model(model, observation_space)

@@ -10,12 +10,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 
 import numpy as np
 import torch
 
 from mpi_rollout.core.spaces import Space, leaves
 from mpi_rollout.errors import ActionError
+from mpi_rollout.policies.devices import CPU, moving_to
 from mpi_rollout.policies.model import Model, PolicySource
 from mpi_rollout.policies.networks import Head, Inputs, model_of
 
@@ -26,33 +28,39 @@ def load(source: PolicySource, observation_space: Space, action_space: Space) ->
     assert source.is_trusted, "sources.read_source refuses it: it is code"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated: who has such a file cannot act on that here.
-        network = _script(source.content) if source.kind == "torchscript" else _exported(source.content)
-    return model_of(partial(_call, network), _inputs(network, observation_space), head, network)
+        network = (_script if source.kind == "torchscript" else _exported)(source.content, source.device)
+    return model_of(partial(_call, network, source.device), _inputs(network, observation_space), head, network)
 
 
-def _script(content: bytes) -> torch.nn.Module:
-    return torch.jit.load(io.BytesIO(content), map_location="cpu").eval()
+def _script(content: bytes, device: str) -> torch.nn.Module:
+    network = torch.jit.load(io.BytesIO(content), map_location="cpu").eval()
+    with moving_to(device):
+        return network.to(device)
 
 
-def _exported(content: bytes) -> torch.nn.Module:
+def _exported(content: bytes, device: str) -> torch.nn.Module:
     """Load an exported program."""
     logger = logging.getLogger("torch.export")
     was_disabled, logger.disabled = logger.disabled, True  # What it says of a damaged file is in the error too.
     try:
-        return torch.export.load(io.BytesIO(content)).module()
+        program = torch.export.load(io.BytesIO(content))
+        if device != CPU:  # The graph may name the device on which it was exported.
+            with moving_to(device):
+                program = import_module("torch.export.passes").move_to_device_pass(program, device)
+        return program.module()
     finally:
         logger.disabled = was_disabled
 
 
-def _call(network: torch.nn.Module, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
-    tensors = {path: torch.from_numpy(array) for path, array in arrays.items()}
+def _call(network: torch.nn.Module, device: str, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+    tensors = {path: torch.from_numpy(array).to(device) for path, array in arrays.items()}
     # Unoptimized: else TorchScript compiles another graph after two calls, which may round otherwise.
     with calling(), torch.jit.optimized_execution(False):
         returned = network(tensors[""] if tensors.keys() == {""} else tensors)
     outputs = list(returned) if isinstance(returned, tuple | list) else [returned]
     if not outputs or not all(isinstance(output, torch.Tensor) for output in outputs):
         raise ActionError(f"must return a tensor or a tuple of tensors, returns {type(returned).__name__}")
-    return [output.detach().numpy() for output in outputs]
+    return [output.numpy(force=True) for output in outputs]
 
 
 @contextmanager

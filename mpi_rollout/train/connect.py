@@ -35,6 +35,8 @@ class Options(TypedDict, total=False):
     batch_size: int | None
     root_envs: int | None
     policy_mode: str
+    policy_kwargs: dict[str, object]
+    policy_device: str
     policy_block: int | None
     trust_policy: bool
     wait: str
@@ -87,7 +89,7 @@ def connect(
     copy
         False: observations are views that live until the call after the next; copy what you keep.
     policy
-        What chooses the actions of `collect` on the ranks: "mine:make_policy", a function `make_policy` itself, or a
+        What chooses the actions of `collect` on the ranks: "mine:make_policy", a function or class itself, or a
         file; see `mpi_rollout.policies.model.Model`.
     record
         A new file, which gets what the envs show, the infos that `infos` names, and what the trainer does, in the

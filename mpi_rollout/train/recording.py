@@ -132,15 +132,11 @@ def config_of(request: Request, path: str, num_envs: int) -> RolloutConfig:
     has_id, of_spec = isinstance(make.env, str | EnvSpec), make.env.kwargs if isinstance(make.env, EnvSpec) else {}
     given = make.kwargs
     kwargs: Any = [of_spec | dict(own) for own in given] if isinstance(given, tuple) else of_spec | dict(given)
-    try:
-        kwargs = json.loads(json.dumps(kwargs))
-    except (TypeError, ValueError):  # Objects: they are named, and cannot be read again.
-        kwargs = json.loads(json.dumps(kwargs, default=repr, skipkeys=True))
     policy = name_of(request.policy) if is_made and request.policy is not None else request.policy
     return RolloutConfig(
         env=make.name if has_id else None,
         env_factory=None if has_id else make.name,
-        env_kwargs=kwargs,
+        env_kwargs=_as_json(kwargs),
         wrappers=",".join(name for name, _ in make.wrappers),
         num_envs=num_envs,
         num_steps=1,
@@ -149,5 +145,17 @@ def config_of(request: Request, path: str, num_envs: int) -> RolloutConfig:
         store_infos=types_of(request.infos),
         actions=request.actions,
         out=path,
-        **vars(request.options) | {"vectorization_mode": make.vectorization_mode},
+        **vars(request.options)
+        | {
+            "vectorization_mode": make.vectorization_mode,
+            "policy_kwargs": _as_json(request.options.policy_kwargs),
+        },
     )
+
+
+def _as_json(kwargs: Any) -> Any:
+    """Return arguments as JSON has them; objects are named, and cannot be read again."""
+    try:
+        return json.loads(json.dumps(kwargs))
+    except (TypeError, ValueError):
+        return json.loads(json.dumps(kwargs, default=repr, skipkeys=True))

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.config import ACTION_MODES, RolloutConfig
 from mpi_rollout.core.partition import Division
-from mpi_rollout.core.policy_kinds import MADE, is_maker
+from mpi_rollout.core.policy_kinds import FORMATS, MADE, RANDOM, kind_of_name
 from mpi_rollout.drive.actions import PolicyOnRanks
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.env_maker import Env, EnvFunction, EnvMaker, Kwargs, Wrappers, name_of, named_wrappers
@@ -21,7 +21,7 @@ from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import Option, UsageError
 from mpi_rollout.exchange.infos import Infos
 from mpi_rollout.policies.model import PolicySource, make_model
-from mpi_rollout.policies.sources import check_file_options, read_source
+from mpi_rollout.policies.sources import check_options, read_source
 from mpi_rollout.ranks.set_up import Plan, check_batch_size
 from mpi_rollout.shared_options import POLICY_BLOCK, SharedOptions, vectorization_of
 from mpi_rollout.words import argument_words
@@ -90,15 +90,15 @@ class Request:
         plan = Plan(make, division, None, self.mode, self.infos, OnFault.of(options), wait=options.wait)
         if self.policy is None:
             return plan
-        is_made = callable(self.policy) or is_maker(self.policy)
-        maker = partial(make_model, self.policy) if is_made else None
-        return replace(plan, has_policy=True, make_model=maker, keeps_extras=True)
+        maker = partial(make_model, self.policy, options.policy_kwargs, options.policy_device)
+        return replace(plan, has_policy=True, make_model=maker if self._kind == MADE else None, keeps_extras=True)
 
     def policy_on_ranks(self, driver: Driver) -> PolicyOnRanks:
         """Let all ranks use the policy; called by the root when all ranks serve."""
         source, options = PolicySource(MADE, str(self.policy)), self.options
-        if isinstance(self.policy, str) and not is_maker(self.policy):
+        if isinstance(self.policy, str) and self._kind != MADE:
             source = read_source(self.policy, options.policy_mode, options.trust_policy)
+            source = replace(source, device=options.policy_device)
         block = POLICY_BLOCK if options.policy_block is None else options.policy_block
         return PolicyOnRanks(driver, source, self.actions, block)
 
@@ -108,8 +108,15 @@ class Request:
             raise UsageError(f"actions must be one of {', '.join(ACTION_MODES)}, got {self.actions!r}")
         if not isinstance(self.policy, str | None) and not callable(self.policy):
             raise UsageError(f"policy must be 'mine:make_policy', a function or a file, got {self.policy!r}")
-        is_file = isinstance(self.policy, str) and not is_maker(self.policy)
-        check_file_options(is_file, self.options.policy_mode, self.options.trust_policy)
+        check_options(self._kind, self.options)
+
+    @property
+    def _kind(self) -> str:
+        """The kind of the policy, see `core.policy_kinds`; a text that names no factory is that of a file."""
+        if not isinstance(self.policy, str):
+            return RANDOM if self.policy is None else MADE
+        kind = kind_of_name(self.policy)
+        return kind if kind in (MADE, *FORMATS) else next(iter(FORMATS))
 
     @property
     def make(self) -> EnvMaker:

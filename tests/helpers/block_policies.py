@@ -144,3 +144,35 @@ def steer(observations: np.ndarray) -> np.ndarray:
     actions = Steering().act(observations, np.zeros(len(observations)), np.zeros((len(observations), 0)))
     observations[...] = np.nan
     return actions
+
+
+class Levelled:
+    """For CartPole: always one action; says on which device it is: the number of a GPU, or -1."""
+
+    extras = {"device": "i4"}
+
+    def __init__(self, level: int, device: str = "cpu") -> None:
+        self.level, self.device = level, int(device.removeprefix("cuda:")) if device != "cpu" else -1
+
+    def act(self, _observations: np.ndarray, env_indices: np.ndarray, _uniforms: np.ndarray) -> tuple[np.ndarray, dict]:
+        rows = len(env_indices)
+        return np.full(rows, self.level), {"device": np.full(rows, self.device, np.int32)}
+
+
+def make_levels(level: int, device: str = "cpu") -> Levelled:
+    return Levelled(level, device)
+
+
+def make_plain(level: int) -> Levelled:
+    """Has no device."""
+    return Levelled(level)
+
+
+class Pushing:
+    """The same, asked by rank 0."""
+
+    def __init__(self, level: int) -> None:
+        self.level = level
+
+    def __call__(self, observations: np.ndarray) -> np.ndarray:
+        return np.full(len(observations), self.level)

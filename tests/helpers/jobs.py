@@ -41,6 +41,7 @@ CHEAP_STARTS = {  # Each rank spends a quarter less before its first line; no da
 }
 LAUNCHER_FAILED = "The PMIx server's listener thread failed to start."
 AT_START = {  # Variables that are read when a process starts, or imports a library.
+    "LD_LIBRARY_PATH",
     "LD_PRELOAD",
     "HDF5_PLUGIN_PATH",
     "OMP_NUM_THREADS",

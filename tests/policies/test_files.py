@@ -120,9 +120,9 @@ def test_a_file_that_cannot_be_read_is_refused(name: str, message: str, tmp_path
 
 
 def test_names_of_files_are_told_from_code():
-    for policy in ("a.zip", "b/c.ONNX", "d.pt", "e.pt2", "f.pth", "mine:make_policy", "mine.py:best.make_policy"):
+    for policy in ("a.zip", "b/c.ONNX", "d.pt", "e.pt2", "f.pth", "mine:make_policy", "mine.py:best.make_net"):
         assert RolloutConfig(env="CartPole-v1", policy=policy).has_model
-    for policy in ("mine:make_policies", "act.py:act", "random"):
+    for policy in ("mine:makes", "mine:make_it.act", "act.py:act", "random"):
         assert not RolloutConfig(env="CartPole-v1", policy=policy).has_model
 
 

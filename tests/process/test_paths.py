@@ -96,8 +96,8 @@ def test_a_policy_may_be_a_class_which_is_called_once_or_have_a_method_act(folde
         ("mien.py:make", 64, "mien.py:make: there is no file {folder}/mien.py"),
         ("sub/json.py:make", 64, "json is also the name of "),
         ("mine.py:mkae", 64, "module 'mine' has no attribute 'mkae'; did you mean make?"),
-        ("mine.py:Sized", 64, "needs arguments (missing a required argument: 'size'); make an instance in its module, "
-                              "such as policy = Sized(...), and give --policy mine.py:policy"),
+        ("mine.py:Sized", 64, "is called once, to make the policy: missing a required argument: 'size'; it takes size, "
+                              "by --policy-kwargs and --policy-device"),
         ("mine.py:Broken", 70, "Broken() raises ArithmeticError: no weights"),
         ("mine.make", 64, "got 'mine.make'; did you mean mine:make?"),
         ("mine.make()", 64, "got 'mine.make()'; did you mean mine:make?"),
