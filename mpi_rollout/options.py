@@ -155,7 +155,7 @@ def json_value(text: str) -> object:
         raise UsageError(f"{example}, got {text!r}: {error}") from error
 
 
-READERS = {"env_kwargs": json_value, "store_infos": read_types, "out": path, "log_dir": path}
+READERS = {"env_kwargs": json_value, "store_infos": read_types, "out": path, "log_dir": path, "trace": path}
 
 
 def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:
@@ -194,6 +194,7 @@ USES: dict[str, tuple[Callable[[RolloutConfig], bool], str]] = {  # Options that
         lambda run: run.vectorization_mode != "sync",
         "--vectorization-mode native, envpool or vector_entry_point",
     ),
+    "trace_part": (lambda run: run.trace is not None, "--trace"),
     "store_extras": (lambda run: is_maker(run.policy), f"--policy MODULE:{MAKE_POLICY}"),
     "policy_on": (lambda run: not run.is_random or run.policy_on != "root", "another --policy than random"),
     "policy_block": (lambda run: not run.is_random, "another --policy than random"),

@@ -27,7 +27,7 @@ OTHER_VALUES = {
     "wait": "sleep", "compression": "gzip", "limit_s": "0.5", "actions": "clip", "start_timeout_s": "30",
     "fragment_length": "16", "policy_on": "workers", "env_threads": "2", "root_envs": "3", "policy_mode": "sample",
     "policy_block": "16", "store_infos": '{"lives": int}', "wrappers": "gymnasium.wrappers:FlattenObservation",
-    "log_dir": "curves", "num_episodes": "5",
+    "log_dir": "curves", "num_episodes": "5", "trace": "trace.json", "trace_part": "0-1:5-9",
 }  # fmt: skip
 
 
