@@ -26,7 +26,7 @@ Lap = tuple[str, float, float, int]  # The phase, its begin and end in seconds, 
 
 
 class TracingClock(Clock):
-    """Keeps the laps of some steps, counted from `begin` on; 0.3 us a lap, and 0.1 us when it has them all."""
+    """Keeps the laps of some steps, counted from `begin` on.  A lap takes 1 us, and 0.3 us when it has them all."""
 
     def __init__(self, num_steps: Callable[[], int]):
         super().__init__()
