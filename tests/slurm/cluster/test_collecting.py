@@ -378,7 +378,7 @@ def test_the_copy_may_be_of_an_image_and_is_removed_from_the_nodes_when_a_job_is
     number = submit.start(*RUN, options=options, site=site, PACE_S=PACE_S)
     assert copies(submit) == [f"mpi_rollout-{number}"] * 2 and submit.messages == []
     submit.slurm.run("scancel", number)
-    submit.slurm.wait_until(lambda: copies(submit) == [], "the copies are gone")
+    submit.slurm.wait_until(lambda: copies(submit) == [], "the copies are gone", 300.0)
     assert submit.slurm.finish(number)["JobState"] == "CANCELLED" and submit.status["state"] == "interrupted"
 
 
