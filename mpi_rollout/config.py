@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -170,6 +171,17 @@ class RolloutConfig(SharedOptions):
         "per second, shares of time; a run that is continued goes on in them (extra 'tensorboard')",
         metavar="DIR",
     )
+    trace: str | None = to_store(
+        None,
+        "file for a trace of what ranks do, for ui.perfetto.dev and chrome://tracing, written at the end; .json.gz is "
+        "compressed",
+        metavar="FILE",
+    )
+    trace_part: str = to_store(
+        "0-7:0-999",
+        "with --trace, which ranks and which steps, counted from the start of the run: 0-7:0-999",
+        metavar="RANKS:STEPS",
+    )
     json: bool = to_store(False, "print the summary as one line of JSON")
 
     def __post_init__(self) -> None:
@@ -232,6 +244,8 @@ class RolloutConfig(SharedOptions):
         self.check()
         if self.max_walltime is not None:
             seconds_of(self.max_walltime)
+        if not re.fullmatch(r"\d+-\d+:\d+-\d+", self.trace_part, re.ASCII):
+            raise UsageError(f"--trace-part must be like 0-7:0-999, first and last rank, got {self.trace_part}")
         length = self.fragment_length
         if length != AUTO and not (length.isascii() and length.isdigit() and int(length) > 0):
             raise UsageError(f"--fragment-length must be auto or a number of steps, at least 1, got {length}")

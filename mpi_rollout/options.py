@@ -157,7 +157,7 @@ def json_value(option: str, text: str) -> object:
 
 
 JSON = {name: partial(json_value, flag(name)) for name in ("env_kwargs", "policy_kwargs")}
-READERS = {**JSON, "store_infos": read_types, "out": path, "log_dir": path}
+READERS = {**JSON, "store_infos": read_types, "out": path, "log_dir": path, "trace": path}
 
 
 def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:
@@ -196,6 +196,7 @@ USES: dict[str, tuple[Callable[[RolloutConfig], bool], str]] = {  # Options that
         lambda run: run.vectorization_mode != "sync",
         "--vectorization-mode native, envpool or vector_entry_point",
     ),
+    "trace_part": (lambda run: run.trace is not None, "--trace"),
     "store_extras": (lambda run: is_maker(run.policy), f"--policy MODULE:{MAKE_POLICY}"),
     "policy_on": (lambda run: not run.is_random or run.policy_on != "root", "another --policy than random"),
     "policy_block": (lambda run: not run.is_random, "another --policy than random"),

@@ -28,7 +28,7 @@ OTHER_VALUES = {
     "fragment_length": "16", "policy_on": "workers", "env_threads": "2", "root_envs": "3", "policy_mode": "sample",
     "policy_block": "16", "policy_kwargs": '{"a": 1}', "policy_device": "cuda:1",
     "store_infos": '{"lives": int}', "wrappers": "gymnasium.wrappers:FlattenObservation",
-    "log_dir": "curves",
+    "log_dir": "curves", "trace": "trace.json", "trace_part": "0-1:5-9",
 }  # fmt: skip
 
 

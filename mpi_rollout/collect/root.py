@@ -23,6 +23,7 @@ from mpi_rollout.collect.replay import (
     say_resumed,
 )
 from mpi_rollout.collect.run_end import RunEnd
+from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.columns import with_masks
 from mpi_rollout.core.layout import Block
@@ -75,10 +76,12 @@ class Root:
         worker: Worker,
         facts: EnvFacts,
         hosts: list[str],
+        trace: Trace,
     ):
         self._config, self._output, self._facts, self._hosts = config, output, facts, hosts
         self._policy = policy
         self._state = RunState(output.past, facts.reproducibility != Reproducibility.SLICE)
+        self._trace = trace
         self._lengths = FragmentLengths()
         self._asked: tuple[frozenset[str], Callable[[PastRows], object]] | None = None  # See `recall.remind`.
         self._driver = Driver(worker.exchanges, worker, config.actions)
@@ -87,7 +90,7 @@ class Root:
         worker.on_stop = self._monitor.progress.close  # Launchers do not wait long.
         lost_ranks = LostRanks(config, self._driver, hosts, say)
         self._driver.on_loss = lambda ranks: lost_ranks.note(ranks, self._state)
-        self._end = RunEnd(config, self._driver, self._state, self._status, self._monitor, lost_ranks)
+        self._end = RunEnd(config, self._driver, self._state, self._status, self._monitor, lost_ranks, trace)
 
     def drive(self) -> int:
         """Run, and let all ranks out with the exit code that is returned."""
@@ -130,6 +133,7 @@ class Root:
             collector.start()
         else:
             collector = self._resume(past)
+        self._trace.begin(self._driver, lambda: collector.num_steps)
         before = self._measure_limit() if self._config.measure_limit else 0.0
         for num_steps in self._parts():
             if collector.is_over:

@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.collect.root import Root
 from mpi_rollout.collect.scalars import check_log_dir
+from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.partition import Division
@@ -30,6 +31,7 @@ from mpi_rollout.policies.sources import find_source, load_model
 from mpi_rollout.process.console import name_of_stop, share_line
 from mpi_rollout.process.interrupts import STOP_SIGNALS
 from mpi_rollout.process.launcher import be_last, end_with_launcher, guard, release
+from mpi_rollout.process.paths import located
 from mpi_rollout.process.terminal import find_terminal
 from mpi_rollout.ranks import agreement
 from mpi_rollout.ranks.agreement import as_refusals
@@ -42,6 +44,7 @@ from mpi_rollout.ranks.set_up import (
     make_rank_envs,
     unwatched_by_gc,
 )
+from mpi_rollout.storage.ownership import check_place
 from mpi_rollout.storage.values import check_storable
 from mpi_rollout.text import counted
 
@@ -108,12 +111,13 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
     worker, facts = assemble(comm, rank_envs)
     limit = Limit(config, worker.exchanges.control, envs, facts.action_space)
     worker.methods |= {"limit": limit, "seed_again": seed_again}
+    trace = Trace(config, worker)
     with unwatched_by_gc():
         worker.stop_on_signals(asked)
         worker.aborts_if_unheard = True
         root = None
         if source is not None and output is not None:
-            root = Root(config, source, output, worker, facts, hosts)
+            root = Root(config, source, output, worker, facts, hosts, trace)
         code = worker.serve()[1] if root is None else root.drive()
         worker.exchanges.free()
         return code, job_end.watch_end(comm, code).begin()
@@ -243,6 +247,8 @@ def check_places(config: RolloutConfig) -> None:
     """Refuse what a run writes besides its output where it cannot be written."""
     if config.log_dir:
         check_log_dir(config.log_dir)
+    if config.trace:
+        check_place("trace", config.trace, located(config.trace))
 
 
 def fingerprint(config: RolloutConfig, rank_envs: RankEnvs) -> dict[str, str]:

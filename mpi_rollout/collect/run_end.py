@@ -7,6 +7,7 @@ from dataclasses import replace
 from mpi_rollout.collect.collector import Collector
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RunState
 from mpi_rollout.collect.report import RunFigures
+from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.policy_kinds import kind_of_name
 from mpi_rollout.drive.driver import Driver
@@ -29,9 +30,11 @@ class RunEnd:
         status: Status,
         monitor: Monitor,
         lost_ranks: LostRanks,
+        trace: Trace,
     ):
         self._config, self._driver, self._state = config, driver, state
         self._status, self._monitor, self._lost_ranks = status, monitor, lost_ranks
+        self._trace = trace
 
     def complete(self, collector: Collector) -> int:
         """Close the file of a run that has taken all of its steps; print its summary; return the exit code."""
@@ -139,6 +142,7 @@ class RunEnd:
         file = state.file.finish(Ending(utc_now(), *totals, complete, figures.advice))
         state.file.say_warnings(as_flag)
         self._monitor.end_scalars(collector)
+        self._trace.write(self._driver)
         values = state.file.values
         return replace(figures, file=file, wrong_values=values.wrong if values is not None else [])
 

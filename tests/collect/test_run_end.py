@@ -18,7 +18,7 @@ def run_end(folder: Path, state: RunState, as_json: bool = False) -> tuple[RunEn
     """One of a run that is continued: a first start that came to nothing leaves no status."""
     config = RolloutConfig(env="CartPole-v1", out=str(folder / "run.h5"), json=as_json)
     status = MagicMock(is_first=False)
-    return RunEnd(config, MagicMock(), state, status, MagicMock(), MagicMock()), status
+    return RunEnd(config, MagicMock(), state, status, MagicMock(), MagicMock(), MagicMock()), status
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from envs import Counting
 from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.root import Root
 from mpi_rollout.collect.run import plan_of
+from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
 from mpi_rollout.drive.actions import RankActions
@@ -72,7 +73,7 @@ def root_of(out: Path, policy: Policy | None = None, **options: object) -> Root:
     envs = worker.exchanges.division.whole.envs_of(0)
     limit = Limit(config, worker.exchanges.control, envs, facts.action_space)
     worker.methods |= {"limit": limit, "seed_again": lambda step: None}
-    return Root(config, source, output, worker, facts, ["here"])
+    return Root(config, source, output, worker, facts, ["here"], Trace(config, worker))
 
 
 def drive(root: Root) -> int:

@@ -89,7 +89,7 @@ OTHERS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "env made by a callable": ("envs:Counting", 4, {}),
     "env_kwargs": (POLE, 4, {"env_kwargs": {"sutton_barto_reward": True}}),
     "wrappers": (POLE, 4, {"wrappers": "gymnasium.wrappers:FlattenObservation"}),
-    "policy_kwargs": (POLE, 4, {"policy": "block_policies:make_levels", "policy_kwargs": {"level": 2}}),
+    "policy": (POLE, 4, {"policy": "block_policies:make_levels", "policy_kwargs": {"level": 2}}),
     "autoreset_mode": (POLE, 4, {"autoreset_mode": "disabled"}),
     "infos": (POLE, 4, {"infos": {"lives": int}}),
     "actions": (POLE, 4, {"actions": "clip"}),
