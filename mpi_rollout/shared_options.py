@@ -81,12 +81,12 @@ class SharedOptions:
         choices=POLICY_MODES,
     )
     policy_kwargs: dict[str, object] = to_run(
-        dict, "keyword arguments of a class or of a function make_..., which makes the policy", metavar="JSON"
+        dict, "keyword arguments of a class or of a factory, which makes the policy", metavar="JSON"
     )
     policy_device: str = to_run(
         AUTO,
         "where the network of a file computes: cpu; cuda, a GPU of the host, whose ranks share its GPUs in turn; or "
-        "cuda:K, one of them; a function make_... or a class gets this device as its argument device; auto is cpu for "
+        "cuda:K, one of them; a factory or a class gets this device as its argument device; auto is cpu for "
         "a file, and lets others choose; actions may differ in the last bits between devices",
         metavar="auto|cpu|cuda[:K]",
     )

@@ -82,7 +82,7 @@ def test_a_command_names_its_own_options_alone():
     assert refusal("scaling", "weak", "--num-envs", "4").endswith("; did you mean --envs-per-rank?")
     assert refusal("scaling", "strong", "--nprocs", "4").endswith("; did you mean --ranks?")
     assert refusal("inspect", "run.h5", "--ranks", "4").endswith("; see python -m mpi_rollout inspect --help")
-    assert refusal("doctor", "num_envs=4").endswith("one argument too many; see python -m mpi_rollout doctor --help")
+    assert refusal("doctor", "num_steps=4").endswith("one argument too many; see python -m mpi_rollout doctor --help")
 
 
 def test_the_tables_name_options_that_are_there_and_mend_none_of_run():
