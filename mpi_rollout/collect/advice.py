@@ -4,8 +4,9 @@
 """
 
 from collections.abc import Iterator
-from statistics import mean, median
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from mpi_rollout.core.policy_kinds import CALLED
 from mpi_rollout.exchange.waiting import ranks_per_core
@@ -67,7 +68,7 @@ def _of_ranks(run: "RunFigures") -> Causes:
     if slow := _slow_rank(run):
         cost, host, env_s = _lag(run, slow), run.ranks[slow]["host"], _env_s(run)
         others = env_s[:slow] + env_s[slow + 1 :]
-        times = env_s[slow] / max(median(others), 1e-9)
+        times = env_s[slow] / max(float(np.median(others)), 1e-9)
         words = f"envs of rank {slow} ({host}) took {times:.1f} times as long as others', which cost"
         yield cost, words, "spread slow envs over the ranks (a list of --env-kwargs), or leave out its host"
     elif (balanced := run.balanced_root_envs()) is not None:
@@ -89,11 +90,11 @@ def _slow_rank(run: "RunFigures") -> int:
     env_s = _env_s(run)
     slow = env_s.index(max(env_s))
     others = env_s[:slow] + env_s[slow + 1 :]
-    return slow if len(others) > 1 and env_s[slow] > SLOWER * median(others) else 0
+    return slow if len(others) > 1 and env_s[slow] > SLOWER * float(np.median(others)) else 0
 
 
 def _lag(run: "RunFigures", rank: int) -> float:
-    return (run.step_s[rank] - mean(run.step_s)) / run.seconds
+    return (run.step_s[rank] - float(np.mean(run.step_s))) / run.seconds
 
 
 def _of_policy(run: "RunFigures") -> Causes:

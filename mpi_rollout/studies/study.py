@@ -236,7 +236,7 @@ class Study:
         options = dict(point.options)
         if "env_kwargs" in options:
             own |= {"env_kwargs": json.loads(str(options.pop("env_kwargs")))}
-        if "num_envs" in options:  # As many env steps as the other jobs have.
+        if "num_envs" in options and "num_steps" not in options:  # As many env steps as the other jobs have.
             own |= {"num_steps": max(self.run["num_steps"] * self.size // int(str(options["num_envs"])), 1)}
         return RolloutConfig(**(self.run | own | options))
 
