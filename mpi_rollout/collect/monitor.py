@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpi_rollout.collect.collector import Collector
-from mpi_rollout.collect.progress import make_progress
+from mpi_rollout.collect.progress import Done, make_progress
 from mpi_rollout.collect.scalars import Scalars
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.drive.driver import Driver
@@ -120,7 +120,8 @@ class Monitor:
         self._since_line += new
         if now_s >= self._tell_at:
             rate = self._since_line[0] / self._since_line[1]
-            self.progress.tell(collector.num_steps, env_steps, rate, collector.tally.step_s, collector.goal)
+            done = Done(collector.num_steps, env_steps, rate, collector.tally.step_s, collector.goal)
+            self.progress.tell(done)
             self._since_line[:] = 0
             self._tell_at = now_s + self.progress.every_s
         self._note_scalars(collector, new[1])

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,16 @@ LINE_EVERY_S = 10.0
 SLOW = 1.5  # Times the median of the ranks, from which on a rank is worth a word.
 BAR_EVERY_S = 0.5
 LEAST_BAR = len(" 34%|##########| ")
+
+
+class Done(NamedTuple):
+    """How far a run is; `step_s` has each rank's seconds in its envs so far."""
+
+    num_steps: int
+    env_steps: int
+    env_steps_per_s: float
+    step_s: np.ndarray
+    goal: EpisodeGoal | None = None
 
 
 class Recent:
@@ -70,28 +81,21 @@ class Bar:
         self._begin: tuple[float, float] | None = None
         self._num_columns = 0  # The width of what is shown.
 
-    def tell(
-        self,
-        num_steps: int,
-        env_steps: int,
-        env_steps_per_s: float,
-        step_s: np.ndarray,
-        goal: EpisodeGoal | None = None,
-    ) -> None:
+    def tell(self, done: Done) -> None:
         if self._terminal.is_gone:
-            self._instead.tell(num_steps, env_steps, env_steps_per_s, step_s, goal)
+            self._instead.tell(done)
             self.every_s = self._instead.every_s
             return
-        now, reached = perf_counter(), self._total * share(num_steps, self._total, goal)
+        now, reached = perf_counter(), self._total * share(done.num_steps, self._total, done.goal)
         self._begin = self._begin or (reached, now)
         parts = [
-            f"{env_steps_per_s:,.0f} env steps/s",
+            f"{done.env_steps_per_s:,.0f} env steps/s",
             self._left(reached, now),
-            "" if goal is None else f"{goal.num_ended:,}/{counted(goal.num_episodes, 'episode')}",
-            f"{num_steps:,}/{counted(self._total, 'step')}",
+            "" if done.goal is None else f"{done.goal.num_ended:,}/{counted(done.goal.num_episodes, 'episode')}",
+            f"{done.num_steps:,}/{counted(self._total, 'step')}",
             *self._recent.shares().split(", "),
-            self._recent.slowest(step_s),
-            counted(env_steps, "env step"),
+            self._recent.slowest(done.step_s),
+            counted(done.env_steps, "env step"),
         ]
         self._num_columns = max(self._terminal.columns - len("^C "), 1)  # What is shown stays in one line.
         self._terminal.write("\r" + self._line(reached, parts))
@@ -142,23 +146,16 @@ class Lines:
     def __init__(self, num_steps: int, clock: Clock, every_s: float = 1.0):
         self._total, self._recent, self.every_s = num_steps, Recent(clock), every_s
 
-    def tell(
-        self,
-        num_steps: int,
-        env_steps: int,
-        env_steps_per_s: float,
-        step_s: np.ndarray,
-        goal: EpisodeGoal | None = None,
-    ) -> None:
+    def tell(self, done: Done) -> None:
         self.every_s = LINE_EVERY_S
-        steps = f"{num_steps:,} of {'' if goal is None else 'at most '}{counted(self._total, 'step')}"
+        steps = f"{done.num_steps:,} of {'' if done.goal is None else 'at most '}{counted(self._total, 'step')}"
         parts = [
-            f"mpi_rollout: {steps} ({100 * share(num_steps, self._total, goal):.0f}%)",
-            "" if goal is None else f"{goal.num_ended:,} of {counted(goal.num_episodes, 'episode')}",
-            counted(env_steps, "env step"),
-            f"{env_steps_per_s:,.0f} env steps/s",
+            f"mpi_rollout: {steps} ({100 * share(done.num_steps, self._total, done.goal):.0f}%)",
+            "" if done.goal is None else f"{done.goal.num_ended:,} of {counted(done.goal.num_episodes, 'episode')}",
+            counted(done.env_steps, "env step"),
+            f"{done.env_steps_per_s:,.0f} env steps/s",
             self._recent.shares(),
-            self._recent.slowest(step_s),
+            self._recent.slowest(done.step_s),
         ]
         say(", ".join(filter(None, parts)) + "\n", patience_s=0.0)
 

@@ -46,7 +46,7 @@ def test_the_rate_that_is_shown_is_that_since_the_last_line(monitor: Monitor, dr
     """Not that since the last look, of which there are many."""
     for now_s, env_steps in LOOKS:
         look(monitor, driver, now_s, env_steps)
-    assert [call.args[2] for call in monitor.progress.tell.call_args_list] == [710.0, 200.0]
+    assert [call.args[0].env_steps_per_s for call in monitor.progress.tell.call_args_list] == [710.0, 200.0]
 
 
 def test_the_rates_in_the_file_are_those_between_looks(monitor: Monitor, driver: SimpleNamespace, state: RunState):

@@ -11,7 +11,7 @@ import pytest
 
 from mpi_rollout.collect import progress
 from mpi_rollout.collect.episode_goal import EpisodeGoal
-from mpi_rollout.collect.progress import Bar, Lines, Recent, make_progress
+from mpi_rollout.collect.progress import Bar, Done, Lines, Recent, make_progress
 from mpi_rollout.process.clock import Clock
 from mpi_rollout.process.terminal import Terminal
 
@@ -33,7 +33,7 @@ class Screen:
 
 def told(bar: Bar, num_steps: int, step_s: np.ndarray = STEP_S) -> str:
     bar._terminal.text = ""
-    bar.tell(num_steps, 6 * num_steps, 12_345.6, step_s)
+    bar.tell(Done(num_steps, 6 * num_steps, 12_345.6, step_s))
     return bar._terminal.text.removeprefix("\r")
 
 
@@ -68,10 +68,10 @@ def test_a_run_that_ends_with_its_episodes_shows_whichever_is_nearer_to_its_end(
     for num_ended, num_steps, percent in ((10, 1000, 20), (10, 5000, 50), (52, 6000, 100)):
         goal.num_ended = num_ended
         bar._terminal.text = ""
-        bar.tell(num_steps, 6 * num_steps, 10.0, STEP_S, goal)
+        bar.tell(Done(num_steps, 6 * num_steps, 10.0, STEP_S, goal))
         assert bar._terminal.text.startswith(f"\r{percent:3}%|")
         assert f", {num_ended}/50 episodes, {num_steps:,}/10,000 steps" in bar._terminal.text
-    bar._instead.tell(6000, 36_000, 10.0, STEP_S, goal)
+    bar._instead.tell(Done(6000, 36_000, 10.0, STEP_S, goal))
     assert capfd.readouterr().err.startswith("mpi_rollout: 6,000 of at most 10,000 steps (100%), 52 of 50 episodes, 36")
 
 
@@ -122,9 +122,9 @@ def test_a_terminal_that_is_gone_is_told_of_no_more_and_lines_take_its_place(ter
     opened, ours = terminal
     bar = bar_of(opened)
     os.close(ours)
-    bar.tell(1000, 6000, 100.0, STEP_S)
+    bar.tell(Done(1000, 6000, 100.0, STEP_S))
     assert opened.is_gone and bar.every_s < 1
-    bar.tell(2000, 12_000, 100.0, STEP_S)
+    bar.tell(Done(2000, 12_000, 100.0, STEP_S))
     bar.close()
     err = capfd.readouterr().err
     assert err.startswith("mpi_rollout: 2,000 of 10,000 steps (20%), 12,000 env steps, 100 env steps/s")

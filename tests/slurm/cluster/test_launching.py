@@ -1,5 +1,6 @@
 """`mpi_rollout.launch` on a cluster: from a login node by sbatch, and from a job's script by srun."""
 
+import signal
 import subprocess
 
 from jobs import CLONE, HELPERS
@@ -46,6 +47,7 @@ def test_a_trainer_that_is_killed_takes_its_job_out_of_the_queue(submit):
     trainer.communicate()
     submit.slurm.wait_until(lambda: not submit.slurm.run("squeue", "--noheader").stdout, "the job is cancelled")
     submit.slurm.wait_until(lambda: not [*submit.folder.glob(".mpi_rollout-*")], "the key is removed")
+    assert trainer.returncode == -signal.SIGKILL and submit.slurm.run("squeue", "--noheader").stdout == ""
 
 
 def test_a_trainer_in_an_allocation_starts_its_ranks_on_all_nodes(submit):
