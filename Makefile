@@ -11,7 +11,9 @@ comma  := ,
 BIN    := $(VENV)/bin
 MPIRUN ?= $(if $(filter system,$(MPI)),mpirun,$(BIN)/mpirun)
 RANKS  ?= 2
-WORKERS ?= 3
+WORKERS ?= 4
+# The tests of one file, which share runs, are for one process.  If it crashes, all ends: pytest-xdist would wait for ever.
+BY_FILE := --dist loadfile --max-worker-restart=0
 # The tests of batch jobs mostly wait for SLURM: several SLURMs side by side wait at the same time.
 CLUSTERS ?= 3
 
@@ -61,22 +63,25 @@ results: install  ## measure the studies of results/measured/ again: an hour on 
 	$(BIN)/python benchmarks/compare.py measure overheads --out results/measured/compare.json
 	$(BIN)/python benchmarks/compare.py draw results/measured/compare.json
 
+# What pytest makes of the tests' assertions is kept for the next run: each process takes 5 s for it.
+test quick: export PYTHONDONTWRITEBYTECODE :=
+
 ifdef TESTS
 test: install  ## run the whole test suite
 	$(BIN)/python -m pytest $(TESTS)
 else
-# Several at a time, since jobs also wait; but those of one file, which share runs, in the same process.
+# Several at a time, since jobs also wait.
 test: install
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=20
+	$(BIN)/python -m pytest -n $(WORKERS) $(BY_FILE) --durations=20
 endif
 
 quick: install  ## run the tests that start no job: less than a minute
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not mpi" --quick -q -r fE
+	$(BIN)/python -m pytest -n 2 $(BY_FILE) -m "not mpi" --quick -q -r fE
 
 OLDEST := .venv-oldest
 
 test-oldest: $(OLDEST)/.installed  ## run a short part of the suite with the oldest versions that setup.cfg allows
-	$(OLDEST)/bin/python -m pytest -n 2 --dist loadfile -m "not mpi" --quick -q -r fE
+	$(OLDEST)/bin/python -m pytest -n 2 $(BY_FILE) -m "not mpi" --quick -q -r fE
 	$(OLDEST)/bin/python -m pytest -n 2 -m mpi -q tests/runs/test_rank_counts.py tests/train/test_vector_env.py
 
 # There are no wheels of the oldest mpi4py.  Here it is compiled without optimization, which takes half a minute.

@@ -52,6 +52,8 @@ def line(axes: Any, rates: dict[int, Interval], **look: Any) -> None:
 
 def overview(analysis: Analysis) -> Any:
     """Draw a panel for each env, with a line for each kind of system."""
+    from matplotlib.ticker import LogLocator
+
     figure = style.new_figure("draw", 1.2 + 2.5 * len(analysis.envs))
     panels = figure.subplots(len(analysis.envs), 1, squeeze=False)[:, 0]
     fine = "Each line is the fastest of its kind, median and interval. Grey: bare loops, on one core to all."
@@ -60,16 +62,19 @@ def overview(analysis: Analysis) -> Any:
     for axes, env in zip(panels, analysis.envs, strict=True):
         style.frame(axes, env, "", "env steps per second")
         limit(axes, analysis, env)
-        ends = []
         for kind in KINDS:
             rates = analysis.best(env, [name for name in analysis.measured(env) if kind_of(name) == kind])
             if rates:
-                line(axes, rates, **look(kind))
-                ends.append((max(rates), rates[max(rates)].median, kind, look(kind)["color"]))
+                line(axes, rates, label=kind, **look(kind))
         style.count_x(axes, analysis.sizes)
-        style.log_y(axes)
-        style.label_ends(axes, ends)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        style.human_ticks(axes.yaxis)
+        axes.tick_params(axis="y", which="minor", left=False, labelleft=False)
     panels[-1].set_xlabel("envs", fontsize=style.SMALL)
+    handles, labels = panels[0].get_legend_handles_labels()  # All kinds have a CartPole.
+    where = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.24), "ncols": 3}
+    style.legend(panels[-1], handles=handles, labels=labels, **where)
     return figure
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.studies.report import aligned
 from mpi_rollout.studies.statistics import Interval, median_interval, ratio
+from mpi_rollout.text import aligned
 
 BASE, ALL_CORES = "bare", "bare-all"
 NEEDED_SIZES = 5  # Of a fit.
@@ -139,7 +139,7 @@ def matrix(analysis: Analysis, env: str, words: Callable[[Interval, int], str]) 
         rates = analysis.of(env, name)
         cells = [words(rates[size], size) if size in rates else "-" for size in analysis.sizes]
         table.append([analysis.systems[name]["title"], *cells])
-    return aligned(table, names_left=True)
+    return aligned(table, 1)
 
 
 def overheads(analysis: Analysis, env: str) -> list[str]:
@@ -151,7 +151,7 @@ def overheads(analysis: Analysis, env: str) -> list[str]:
             row_s, step_s, error = fit
             cells = f"{1e6 * step_s:.1f}", f"{1e6 * row_s:.3f}", f"{row_s / np.median(loop):.3f}", f"{100 * error:.0f}%"
             table.append([analysis.systems[name]["title"], *cells])
-    return aligned(table, names_left=True) if len(table) > 1 else [f"a fit needs {NEEDED_SIZES} numbers of envs"]
+    return aligned(table, 1) if len(table) > 1 else [f"a fit needs {NEEDED_SIZES} numbers of envs"]
 
 
 def announcement(analysis: Analysis) -> list[str]:
@@ -163,4 +163,4 @@ def announcement(analysis: Analysis) -> list[str]:
         cells = [f"{found[row].median:.3g}" if row in found else "" for found in here.values()]
         if any(cells):
             table.append([row, *([f"{each:.2g}" for each in published] or [""] * len(MACHINES)), *cells])
-    return aligned(table, names_left=True)
+    return aligned(table, 1)

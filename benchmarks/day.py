@@ -18,7 +18,7 @@ from pathlib import Path
 
 import gymnasium
 import numpy as np
-from measuring import MEASURED, command_of, environment, machine, table
+from measuring import MEASURED, command_of, environment, machine, main, table
 
 DATA = MEASURED / "day.json"
 MARK = "MPI_ROLLOUT_MEASURED"  # In the environment of the job's processes.
@@ -154,14 +154,15 @@ def cells(name: str, job: dict) -> tuple[str, ...]:
     return name, f"{seconds:.0f}", f"{job['num_steps']:,}", *memory, descriptors
 
 
+def measure(seconds: int = 120) -> None:
+    found = {"machine": machine(), "jobs": {name: measure_job(name, seconds) for name in (*RUNS, *TRAINERS)}}
+    DATA.write_text(json.dumps(found) + "\n")
+
+
+def show() -> None:
+    head = "job", "seconds", "steps of each env", "root, MB", "worker, MB", "descriptors of both"
+    table(head, (cells(name, job) for name, job in json.loads(DATA.read_text())["jobs"].items()))
+
+
 if __name__ == "__main__":
-    way, seconds = sys.argv[1], int(float(sys.argv[-1])) if len(sys.argv) > 2 else 120
-    if way == "train":
-        train(sys.argv[2], seconds)
-    elif way == "run":
-        found = {"machine": machine(), "jobs": {name: measure_job(name, seconds) for name in (*RUNS, *TRAINERS)}}
-        DATA.write_text(json.dumps(found) + "\n")
-    else:
-        found = json.loads(DATA.read_text())
-        head = "job", "seconds", "steps of each env", "root, MB", "worker, MB", "descriptors of both"
-        table(head, (cells(name, job) for name, job in found["jobs"].items()))
+    main(__doc__, {"run": measure, "show": show}, {"train": train})

@@ -1,15 +1,16 @@
 """Measure the share of the limit over the length of fragments, and draw it.
 
-    python benchmarks/fragments.py measure --out quiet.json --label "quiet machine" [--rounds 5]
-    python benchmarks/fragments.py measure --out crowded.json --label "two busy processes" --busy 2
-    python benchmarks/fragments.py plot --out fragments quiet.json shared.json crowded.json
+    python benchmarks/fragments.py measure quiet.json "quiet machine" [ROUNDS]
+    python benchmarks/fragments.py measure crowded.json "two busy processes" 5 2
+    python benchmarks/fragments.py plot fragments quiet.json shared.json crowded.json
+
+The last number is of processes that compute beside it; a picture's name is given without .png and .svg.
 
 All lengths have their runs one after the other, in another random order in each round, unstored and stored.  The share
 is what a run says itself: of bare env.step loops on all ranks at once, measured between its parts.  The file has all
 samples, also while it is measured.
 """
 
-import argparse
 import json
 import os
 import random
@@ -17,20 +18,19 @@ import shlex
 import statistics
 import sys
 
-from looks import shades
-from measuring import busy, machine, run, spread, table
+from measuring import ROUNDS, busy, machine, main, run, spread, table
 
-ENV, NUM_ENVS, NUM_RANKS = "CartPole-v1", 64, 2
+ENV, NUM_ENVS, NUM_STEPS, NUM_RANKS = "CartPole-v1", 64, 20_000, 2
 WAYS = [("1", "sync"), ("4", "sync"), ("16", "sync"), ("64", "sync"), ("256", "sync"), ("64", "async")]
 BUSY_LENGTH = 64  # Beside busy processes, shorter fragments take so much longer that they have fewer steps.
 
 
-def sample_of(options: argparse.Namespace, length: str, mode: str, stored: bool) -> dict:
+def sample_of(num_busy: int, length: str, mode: str, stored: bool) -> dict:
     """One run; what it says of itself."""
-    share = min(1.0, int(length) / BUSY_LENGTH) if options.busy else 1.0
-    words = f"--env {ENV} --num-envs {NUM_ENVS} --num-steps {max(500, round(options.num_steps * share))}"
+    share = min(1.0, int(length) / BUSY_LENGTH) if num_busy else 1.0
+    words = f"--env {ENV} --num-envs {NUM_ENVS} --num-steps {max(500, round(NUM_STEPS * share))}"
     words += " --batch-size 1" * (mode == "async")
-    words += f" --fragment-length {length} --measure-limit --limit-s {options.limit_s}"
+    words += f" --fragment-length {length} --measure-limit --limit-s 0.5"
     summary = run(NUM_RANKS, words, *([] if stored else ["--no-trajectories"]))
     kept = ("ratio_to_limit", "env_steps_per_s", "limit", "losses", "seconds", "num_steps", "fragment_length")
     sample = {name: summary[name] for name in (*kept, "inference", "order_bytes", "slot_bytes")}
@@ -38,25 +38,25 @@ def sample_of(options: argparse.Namespace, length: str, mode: str, stored: bool)
     return sample | {"asked_length": length, "mode": mode, "stored": stored, "load": os.getloadavg()[0]}
 
 
-def measure(options: argparse.Namespace) -> None:
+def measure(out: str, label: str, rounds: int = ROUNDS, num_busy: int = 0) -> None:
     """All runs; the file is written anew after each."""
-    told = {name: getattr(options, name) for name in ("label", "busy", "rounds")}
-    told |= {"env": ENV, "num_envs": NUM_ENVS, "ranks": NUM_RANKS}
+    told = {"label": label, "busy": num_busy, "rounds": rounds, "env": ENV, "num_envs": NUM_ENVS, "ranks": NUM_RANKS}
     command = shlex.join(["python", "benchmarks/fragments.py", *sys.argv[1:]])
     study: dict = {"machine": machine(), "host": os.uname().nodename, "command": command, **told, "samples": []}
     runs = [(length, mode, stored) for length, mode in WAYS for stored in (False, True)]
-    with busy(options.busy):
-        for number in range(options.rounds):
+    with busy(num_busy):
+        for number in range(rounds):
             for length, mode, stored in random.Random(number).sample(runs, len(runs)):
-                sample = sample_of(options, length, mode, stored) | {"round": number}
+                sample = sample_of(num_busy, length, mode, stored) | {"round": number}
                 study["samples"].append(sample)
-                with open(options.out, "w") as file:
+                with open(out, "w") as file:
                     json.dump(study, file, indent=1)
                 way = f"--fragment-length {length} --mode {mode}, {'stored' if stored else 'unstored'}"
                 print(
                     f"round {number}, {way}: {sample['ratio_to_limit']:.3f} of the limit", file=sys.stderr, flush=True
                 )
-    tell(study)
+    rows = ((*way, *(spread(shares(study, *way, stored)) for stored in (False, True))) for way in WAYS)
+    table(("--fragment-length", "--mode", "unstored: median (range)", "stored: median (range)"), rows)
 
 
 def shares(study: dict, length: str, mode: str, stored: bool) -> list[float]:
@@ -66,19 +66,12 @@ def shares(study: dict, length: str, mode: str, stored: bool) -> list[float]:
     return [each["ratio_to_limit"] for each in some]
 
 
-def tell(study: dict) -> None:
-    """A line for each way."""
-    print(f"{study['machine']}: `{study['command']}`: {study['label']}\n")
-    rows = ((*way, *(spread(shares(study, *way, stored)) for stored in (False, True))) for way in WAYS)
-    table(("--fragment-length", "--mode", "unstored: median (range)", "stored: median (range)"), rows)
-
-
-def plot(options: argparse.Namespace) -> None:
+def plot(out: str, *files: str) -> None:
     """A panel for unstored and for stored runs, a line for each file."""
     from mpi_rollout.commands import style
 
     studies = []
-    for path in options.files:
+    for path in files:
         with open(path) as file:
             studies.append(json.load(file))
     figure = style.new_figure("plot", 3.9)
@@ -91,7 +84,7 @@ def plot(options: argparse.Namespace) -> None:
     for axes, stored in zip(panels, (False, True), strict=True):
         style.frame(axes, "Everything stored" if stored else "Not stored", "steps between two exchanges")
         for place, study in enumerate(studies):
-            look = {**style.look(place), "color": shades(len(studies))[place]}
+            look = style.look(place, len(studies))
             draw(axes, study, [way for way in WAYS if way[1] == "sync"], stored, {**look, "label": study["label"]})
             draw(axes, study, [way for way in WAYS if way[1] == "async"], stored, look | {"markerfacecolor": "w"})
         axes.axhline(1, linestyle="--", color=style.GREY, linewidth=1)
@@ -100,7 +93,7 @@ def plot(options: argparse.Namespace) -> None:
     panels[0].set_ylabel("share of bare env.step loops", fontsize=style.SMALL)
     for axes in panels:
         style.legend(axes, loc="lower right")
-    print("\n".join(style.save_study(figure, options.out)))
+    print("\n".join(style.save_study(figure, out)))
 
 
 def draw(axes, study: dict, ways: list[tuple[str, str]], stored: bool, look: dict) -> None:
@@ -114,24 +107,5 @@ def draw(axes, study: dict, ways: list[tuple[str, str]], stored: bool, look: dic
     axes.errorbar([length * shift for length in found], medians, reach, capsize=3, markersize=5, **look)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True)
-    add = commands.add_parser("measure").add_argument
-    add("--out", required=True)
-    add("--label", default="this machine", help="what the line is called")
-    add("--rounds", type=int, default=5)
-    add("--busy", type=int, default=0, help="processes that compute beside it")
-    add("--num-steps", type=int, default=20_000)
-    add("--limit-s", type=float, default=0.5)
-    commands.choices["measure"].set_defaults(do=measure)
-    add = commands.add_parser("plot").add_argument
-    add("--out", required=True, help="the picture's name without .png and .svg")
-    add("files", nargs="+")
-    commands.choices["plot"].set_defaults(do=plot)
-    options = parser.parse_args()
-    options.do(options)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, {"measure": measure}, {"plot": plot})

@@ -1,4 +1,4 @@
-"""What parallel envs do to learning, PPO on CartPole-v1: python benchmarks/learning.py run|draw [--data FILE].
+"""What parallel envs do to learning, PPO on CartPole-v1: python benchmarks/learning.py run [SEEDS [FILE]], draw [FILE].
 
 1 to 256 envs, in Stable-Baselines3's own vectorized envs, in MPIVecEnv and with the policy on the ranks; each update
 learns from as many env steps, in the same minibatches and epochs, whatever the number of envs.  `run` writes
@@ -13,7 +13,6 @@ meanwhile; a run with more than 3 % is done again, twice at most.  Nobody waits 
 its runs, `others` has them too, and says nothing.
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -27,7 +26,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from measuring import CHECKOUT, MEASURED, machine, python
+from measuring import CHECKOUT, MEASURED, machine, main, python
 
 sys.path.insert(0, str(CHECKOUT / "examples"))
 NUM_ENVS, BATCH = (1, 4, 16, 64, 256), 4096
@@ -35,6 +34,7 @@ MOST_PROCESSES = 64  # Of SubprocVecEnv.
 SYSTEMS = "DummyVecEnv", "SubprocVecEnv", "MPIVecEnv", "policy on the ranks"
 MOST_STEPS = 15 * BATCH
 SOLVED, QUIET, TRIES = 475.0, 0.03, 3
+DATA = str(MEASURED / "study.json")
 Curve = list[tuple[int, float, float]]  # Env steps, seconds, mean return.
 
 
@@ -169,7 +169,7 @@ def watched(system: str, num_envs: int, seed: int) -> dict[str, Any]:
     return {"what": "envs", "system": system, "num_envs": num_envs, "seed": seed, "others": round(others, 3), **found}
 
 
-def run_all(path: Path, num_seeds: int) -> None:
+def run_all(num_seeds: int = 5, path: str = DATA) -> None:
     """All runs one after the other, seed by seed, so that a busy spell of the machine meets every system."""
     runs: list[dict[str, Any]] = []
     for seed in range(num_seeds):
@@ -181,7 +181,7 @@ def run_all(path: Path, num_seeds: int) -> None:
                 tries.append(watched(system, num_envs, seed))
             runs.append(min(tries, key=lambda run: run["others"]))
         text = json.dumps({"machine": machine(), "runs": runs})
-        path.write_text(text.replace('{"what"', '\n{"what"') + "\n")
+        Path(path).write_text(text.replace('{"what"', '\n{"what"') + "\n")
 
 
 def one(system: str, num_envs: int, seed: int) -> None:
@@ -191,21 +191,11 @@ def one(system: str, num_envs: int, seed: int) -> None:
         print(json.dumps(found))
 
 
-def main() -> None:
-    if sys.argv[1:2] == ["one"]:  # Of the runs, under mpirun.
-        return one(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("run", "draw"))
-    parser.add_argument("--data", type=Path, default=MEASURED / "study.json")
-    parser.add_argument("--seeds", type=int, default=5)
-    options = parser.parse_args()
-    if options.command == "run":
-        run_all(options.data, options.seeds)
-    else:
-        import learning_figures
+def draw(path: str = DATA) -> None:
+    import learning_figures
 
-        learning_figures.draw(options.data)
+    learning_figures.draw(Path(path))
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, {"run": run_all}, {"draw": draw, "one": one})

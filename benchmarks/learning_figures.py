@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from learning import NUM_ENVS, SOLVED, SYSTEMS
-from looks import look, shades
+from looks import look
 from measuring import spread, table
 
 from mpi_rollout.commands import style
@@ -30,9 +30,10 @@ def resampled(runs: Runs, column: int) -> tuple[np.ndarray, np.ndarray]:
 def line(axes: Any, runs: Runs, column: int, label: str, place: int, unit: float = 1.0) -> None:
     """The median of all seeds, and their range."""
     places, returns = resampled(runs, column)
-    color, kind = shades(len(NUM_ENVS))[place], style.LINES[place]
-    axes.plot(places / unit, np.median(returns, axis=0), kind, label=label, linewidth=1.8, color=color)
-    axes.fill_between(places / unit, returns.min(axis=0), returns.max(axis=0), color=color, alpha=0.1, linewidth=0)
+    shown = style.look(place, len(NUM_ENVS)) | {"marker": ""}
+    axes.plot(places / unit, np.median(returns, axis=0), label=label, linewidth=1.8, **shown)
+    lowest, highest = returns.min(axis=0), returns.max(axis=0)
+    axes.fill_between(places / unit, lowest, highest, color=shown["color"], alpha=0.1, linewidth=0)
 
 
 def mark_solved(axes: Any) -> None:

@@ -26,11 +26,3 @@ def look(system: str) -> style.Look:
     """Return how a system or a kind is drawn."""
     _, color, marker, line = KINDS[kind_of(system)]
     return {"color": color, "marker": marker, "linestyle": line}
-
-
-def shades(number: int) -> list[str]:
-    """Return so many blues, from dark to light, for lines that are all of mpi_rollout."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    return [to_hex(colormaps["Blues"](1 - 0.65 * place / max(1, number - 1))) for place in range(number)]

@@ -59,10 +59,10 @@ def python(num_ranks: int, *arguments: object, folder: str | None = None, **vari
     return done.stdout
 
 
-def run(num_ranks: int, options: str, *more: str) -> dict:
-    """Do a run of this program whose file is dropped; return what it says of itself, and the bytes of its file."""
+def run(num_ranks: int, options: str, *more: str, keep: str = "") -> dict:
+    """Do a run of this program; return what it says of itself, and the bytes of its file, which only `keep` keeps."""
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        out = Path(folder, "run.h5")
+        out = Path(keep or Path(folder, "run.h5"))
         words = [*options.split(), *QUIET.split(), "--out", out, *more]
         summary = json.loads(python(num_ranks, "-m", "mpi_rollout", "run", *words).splitlines()[-1])
         return summary | {"file_bytes": out.stat().st_size}

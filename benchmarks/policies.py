@@ -108,7 +108,7 @@ def loaded(kind: str) -> Callable[[np.ndarray], np.ndarray]:
     return act
 
 
-def loop(kind: str) -> None:
+def loop(kind: str, loop_s: str | float = LOOP_S) -> None:
     """Print the env steps per second of a rank's own loop, with the same seeds of episodes as a run."""
     import gymnasium
     from mpi4py import MPI
@@ -123,7 +123,7 @@ def loop(kind: str) -> None:
         observations[index], _ = env.reset(seed=next(seeds[index]))
     MPI.COMM_WORLD.Barrier()
     start = time.perf_counter()
-    while time.perf_counter() - start < LOOP_S:
+    while time.perf_counter() - start < float(loop_s):
         for index, action in enumerate(act(observations).tolist()):
             observation, _, terminated, truncated, _ = envs[index].step(action)
             if terminated or truncated:
@@ -150,18 +150,22 @@ def of_sb3(kind: str) -> None:
         envs.close()
 
 
-def rate(kind: str, options: tuple[str, ...]) -> float:
+def rate(kind: str, options: tuple[str, ...], num_steps: int = NUM_STEPS) -> float:
     """Env steps per second of a run."""
-    words = (
-        f"--env CartPole-v1 --num-envs {NUM_ENVS} --num-steps {NUM_STEPS} --no-trajectories --policy {POLICIES[kind]}"
-    )
+    words = f"--num-envs {NUM_ENVS} --num-steps {num_steps} --no-trajectories --policy {POLICIES[kind]}"
+    words = f"--env CartPole-v1 {words}"
     return run(2, words, *options, *([TRUST] if kind == "torch" else []))["env_steps_per_s"]
+
+
+def loop_rate(kind: str, loop_s: float = LOOP_S) -> float:
+    """Env steps per second of two ranks' own loops."""
+    return sum(map(float, python(2, HERE, "loop", kind, loop_s).split()))
 
 
 def shares(rounds: int = ROUNDS) -> None:
     def rows(kind: str) -> Iterator[tuple[str, ...]]:
         ways: dict[str, Callable[[], float]] = {way: partial(rate, kind, options) for way, options in WAYS.items()}
-        ways["bare"] = lambda: sum(map(float, python(2, HERE, "loop", kind).split()))
+        ways["bare"] = partial(loop_rate, kind)
         for vec_env in ("Dummy", "Subproc") if kind == "sb3" else ():
             ways[f"SB3's {vec_env}VecEnv"] = lambda vec_env=vec_env: float(python(0, HERE, "sb3", vec_env))
         rates = turns(ways, rounds)

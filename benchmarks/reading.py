@@ -8,6 +8,7 @@ in the page cache.  A run of CartPole with ten million transitions:
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from time import perf_counter
 
 import h5py
@@ -17,6 +18,7 @@ from measuring import ROUNDS, main, ratios, spread, table, turns
 import mpi_rollout
 
 BATCH, NUM_BATCHES = 4096, 100
+ARRAYS = "observations", "actions", "rewards", "terminations", "truncations"
 
 
 def sequential(path: str) -> None:
@@ -36,10 +38,10 @@ def sequential(path: str) -> None:
 
 def episodes(path: str, *names: str) -> None:
     """Take these arrays of every episode."""
+    take = attrgetter(*names)
     with mpi_rollout.open(path) as data:
         for episode in data.iter_episodes():
-            for name in names:
-                getattr(episode, name)
+            take(episode)
 
 
 def batches(path: str) -> None:
@@ -56,11 +58,10 @@ def seconds(task: Callable[[str], None], path: str) -> float:
 
 
 def measure(path: str, rounds: int = ROUNDS) -> None:
-    everything = "observations", "actions", "rewards", "terminations", "truncations"
     ways: dict[str, Callable[[str], None]] = {
         "a sequential read of all columns with h5py": sequential,
         "`iter_episodes()`, observations taken": lambda path: episodes(path, "observations"),
-        "`iter_episodes()`, all arrays taken": lambda path: episodes(path, *everything),
+        "`iter_episodes()`, all arrays taken": lambda path: episodes(path, *ARRAYS),
         f"`sample_transitions({BATCH})`, {NUM_BATCHES} times, with the first one's checksums": batches,
     }
     sequential(path)

@@ -8,6 +8,7 @@ takes is not in it.
 import json
 import tempfile
 from statistics import median
+from typing import NamedTuple
 
 from measuring import main, python, spread, table
 
@@ -59,17 +60,33 @@ if turns:
 """
 
 
+class Pair(NamedTuple):
+    """The rate with `record` over that without; seconds of a step without, of the writer, of the recording's end."""
+
+    ratio: float
+    plain_s: float
+    writer_s: float
+    closing_s: float
+
+
+def pairs(
+    env: str, num_ranks: int, mode: str = "next_step", way: str = "step", rounds: int = 5, turn_s: float = TURN_S
+) -> list[Pair]:
+    """Turn by turn, with `record` and without."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = env, mode, way, rounds, turn_s, folder, num_ranks
+        taken = json.loads(python(num_ranks, "-c", COST, *words).splitlines()[-1])
+    both = (taken[place : place + 2][:: 1 if place // 2 % 2 else -1] for place in range(0, len(taken), 2))
+    return [Pair(plain[0] / sum(recorded[:2]), plain[0], *recorded[1:]) for plain, recorded in both]
+
+
 def cost(rounds: int = 5, only: str = "") -> None:
-    """With `record` over without, turn by turn."""
+    """With `record` over without."""
 
     def row(env: str, num_ranks: int, mode: str, way: str) -> tuple:
-        with tempfile.TemporaryDirectory() as folder:
-            words = env, mode, way, rounds, TURN_S, folder, num_ranks
-            taken = json.loads(python(num_ranks, "-c", COST, *words).splitlines()[-1])
-        pairs = [taken[place : place + 2][:: 1 if place // 2 % 2 else -1] for place in range(0, len(taken), 2)]
-        over = spread(plain[0] / (recorded[0] + recorded[1]) for plain, recorded in pairs)
-        seconds = zip(*((plain[0], *recorded[1:]) for plain, recorded in pairs), strict=True)
-        plain_s, writer_s, closing_s = map(median, seconds)
+        taken = pairs(env, num_ranks, mode, way, rounds)
+        _, plain_s, writer_s, closing_s = map(median, zip(*taken, strict=True))
+        over = spread(pair.ratio for pair in taken)
         cells = f"{1e6 * plain_s:,.0f} us", f"{1e6 * writer_s:.1f} us", over, f"{closing_s:.2f} s"
         return env, num_ranks, mode, way, *cells
 

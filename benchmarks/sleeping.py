@@ -1,5 +1,6 @@
 """An env that only sleeps: many ranks of it need few cores, so that the cost of the ranks themselves shows."""
 
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,9 +21,9 @@ class SleepingEnv(gymnasium.Env):
         Mean and standard deviation of a step, in seconds; gamma distributed, as in the model.  With a mean of 0 it
         does not sleep.
     observation_bytes
-        The size of an observation.
-    slow_s, slow_every
-        Each `slow_every`-th step takes `slow_s`, counted from another step in each env.
+        The size of an observation, which is noise.
+    slow_s, slow_every, slow_rank
+        Each `slow_every`-th step takes `slow_s`, counted from another step in each env; on one rank all do.
     """
 
     def __init__(
@@ -32,12 +33,15 @@ class SleepingEnv(gymnasium.Env):
         observation_bytes: int = 8,
         slow_s: float = 0.0,
         slow_every: int = 0,
+        slow_rank: int = -1,
     ):
         self.observation_space = spaces.Box(0, 255, (observation_bytes,), np.uint8)
         self.action_space = spaces.Discrete(2)
         self._step_s, self._spread_s, self._slow_s, self._slow_every = step_s, spread_s, slow_s, slow_every
+        if slow_rank == int(os.environ.get("OMPI_COMM_WORLD_RANK", 0)):
+            self._slow_every = 1
         self._drawn: Iterator[float] = iter(())
-        self._observation = np.zeros(observation_bytes, np.uint8)
+        self._observation = np.random.default_rng(0).integers(0, 255, observation_bytes, np.uint8)
 
     def reset(self, *, seed: int | None = None, options: object = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)

@@ -10,26 +10,17 @@ from functools import partial
 
 from mpi_rollout import __version__
 from mpi_rollout.commands import file_commands
-from mpi_rollout.config import ENV_OPTIONS, RolloutConfig
-from mpi_rollout.errors import Interrupted, RolloutError, SignalInterrupt, UsageError, as_flag
+from mpi_rollout.config import ENV_OPTIONS, RolloutConfig, check_used
+from mpi_rollout.errors import Interrupted, Option, RolloutError, SignalInterrupt, UsageError, as_flag
 from mpi_rollout.exchange.job_end import with_stacks
 from mpi_rollout.exchange.world import claimed_rank, claimed_size
-from mpi_rollout.options import (
-    Commands,
-    Parser,
-    add_option,
-    add_run_options,
-    check_seconds,
-    check_used,
-    path,
-    with_command,
-)
+from mpi_rollout.options import GROUPS, RunOptions, SharedOptions, check_seconds
+from mpi_rollout.parser import Commands, Parser, add_option, add_run_options, path, with_command
 from mpi_rollout.process.console import hold, say, settle, show, stdout_apart, without_stdin
 from mpi_rollout.process.interrupts import raise_on_signals
 from mpi_rollout.process.paths import current, started_in
 from mpi_rollout.process.start import is_heeding
 from mpi_rollout.ranks.agreement import share_refusal
-from mpi_rollout.shared_options import GROUPS, SharedOptions
 from mpi_rollout.storage.ownership import remove_empty_folders
 
 DEFAULT = "run"  # The command of a command line that names none.
@@ -89,7 +80,7 @@ def make_parser(command: str = "") -> Parser:
 
 def _add_run(commands: Commands) -> None:
     parser = commands.add_parser("run", help="collect experience (the default command)")
-    options = fields(RolloutConfig)[len(fields(SharedOptions)) :] + fields(SharedOptions)
+    options = fields(RunOptions)[len(fields(SharedOptions)) :] + fields(SharedOptions)
     for title in GROUPS:
         group = parser.add_argument_group(title)
         for option in options:
@@ -158,7 +149,7 @@ def _plot_command(options: argparse.Namespace) -> int:
 def _doctor_command(options: argparse.Namespace) -> int:
     from mpi_rollout.doctor import doctor
 
-    check_seconds("--timeout-s", options.timeout_s)
+    check_seconds(Option("timeout_s"), options.timeout_s)
     env = {name: getattr(options, name) for name in ENV_OPTIONS}
     own = {"num_envs": options.num_envs, "vectorization_mode": "sync"}
     config = RolloutConfig(**env, **own) if any(env.values()) else None

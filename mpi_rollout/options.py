@@ -1,231 +1,290 @@
-"""Reading a command line: a refusal is one line, with the way out; and the options that several commands have."""
+"""The options of runs and of `connect`: the name, the default, the kind and the help text of each.
 
-import argparse
-import json
-import math
-import os
+The command line, its reference, the stored configuration and all checks of single values follow from this table.
+"""
+
 import re
-import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
-from decimal import Decimal, InvalidOperation
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field, fields
 from functools import partial
-from typing import Any, NoReturn, TypeAlias
+from types import UnionType
+from typing import Any, get_args, get_origin
 
-from mpi_rollout.config import RolloutConfig, flag, switch
-from mpi_rollout.core.column_types import read_types
-from mpi_rollout.core.policy_kinds import MAKE_POLICY, is_maker
-from mpi_rollout.errors import UsageError
-from mpi_rollout.text import shortened
-from mpi_rollout.words import did_you_mean, option_words, same_options
+from mpi_rollout.core.policy_kinds import FILES, RANDOM
+from mpi_rollout.errors import Option, UsageError
+from mpi_rollout.process.clock import MAX_TIMEOUT_S
 
-ParserOrGroup = argparse.ArgumentParser | argparse._ArgumentGroup
-MOST = 2**31 - 1  # MPI counts ranks with such numbers, and files of studies count their products in 64 bits.
-DASHES = tuple("-\u2010\u2011\u2012\u2013\u2014\u2212")  # Documents put others in the place of the first one.
-SMALLEST, LARGEST = -(2**63), 2**64 - 1  # HDF5 and MPI have types for these.
-OF_NO_COMMAND = ("-h", "--help", "--version")
-Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # Each command adds its parser to it.
+AUTO, NONE = "auto", "none"
+ACTION_MODES = ("check", "clip", "pass")
+POLICY_BLOCK = 64  # The policy block of a policy that the ranks can load.
 
-
-def with_command(arguments: Sequence[str], default: str) -> list[str]:
-    """Return the words of a command line, with the default command where none is named."""
-    is_named = bool(arguments) and (not arguments[0].startswith(DASHES) or arguments[0] in OF_NO_COMMAND)
-    return [*arguments] if is_named else [default, *arguments]
+# The groups of options in --help and in the reference, in their order.
+WHAT, STORED, SPEED = "what to run", "what is stored and shown", "how fast"
+FAULTS, TESTS = "when something fails, and how long it may take", "for tests"
+GROUPS = WHAT, STORED, SPEED, FAULTS, TESTS
 
 
-class Parser(argparse.ArgumentParser):
-    """Refuses wrong options as everything else is refused: one line, once for all ranks, exit code 64.
+def option(default: Any, group: str = "", **kind: Any) -> Callable[[str], Any]:
+    """Return what makes a dataclass field of a help text.
 
-    Options must be written out: otherwise a new option could change the meaning of a command in a script.
-
-    Attributes
+    Parameters
     ----------
-    commands
-        The parsers of its commands, by their names.
+    group
+        One of `GROUPS`; options of other commands than `run` have none.
+    kind
+        `choices` and `metavar`, as argparse takes them; `least`, the smallest number that the option may have;
+        `is_time`, where it is a number of seconds; `form`, a regular expression and what its refusal says.
     """
 
-    commands: Mapping[str, "Parser"] = {}
+    def described(help_text: str) -> Any:
+        given = {"default_factory": default} if callable(default) else {"default": default}
+        return field(**given, metadata={"group": group, "help": help_text, **kind})
 
-    def __init__(self, **options: Any):
-        super().__init__(**{"allow_abbrev": False} | options)
-        self.register("type", int, whole_number)  # All options with type=int use it.
-        self.register("type", float, number)
-
-    def add_subparsers(self, **options: Any) -> Any:
-        """Add commands, and know their names."""
-        added = super().add_subparsers(**options)
-        self.commands = added.choices  # A view: it has those that are added later.
-        return added
-
-    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Read a command and its options; UsageError if a word is unknown, or an option cannot have its value."""
-        if not arguments[0].startswith(DASHES) and arguments[0] not in self.commands:
-            raise UsageError(self._unknown_command(arguments[0]))
-        options, unknown = self.parse_known_args(arguments)
-        if unknown:
-            raise UsageError(self._of(arguments)._unknown_word(arguments, unknown))
-        options.typed = {word.partition("=")[0] for word in arguments}
-        return options
-
-    def error(self, message: str) -> NoReturn:
-        """Refuse the command line."""
-        message = re.sub(r"^argument (\S+): (?=must )", r"\1 ", message)
-        message = re.sub(r"^argument (\S+): ignored explicit argument", r"\1 takes no value, got", message)
-        raise UsageError(f"{message}; see {self.prog} --help")
-
-    def _of(self, words: Sequence[str]) -> "Parser":
-        """Return the parser of the command that a command line begins with."""
-        is_command = bool(words) and words[0] in self.commands
-        return self.commands[words[0]]._of(words[1:]) if is_command else self
-
-    def _unknown_command(self, word: str) -> str:
-        if word.endswith(".py"):
-            return f"there is no command {shortened(word)!r}; did you mean --env-factory {word}:CALLABLE, or --policy?"
-        if os.path.isfile(word):
-            return f"there is no command before the file; try {self.prog} inspect {shlex.quote(word)}"
-        return f"there is no command {shortened(word)!r}" + (
-            self.commands["run"]._meant(word)
-            or did_you_mean(word, self.commands)
-            or f"; the commands are {', '.join(self.commands)}"
-        )
-
-    def _unknown_word(self, arguments: Sequence[str], unknown: Sequence[str]) -> str:
-        """Say what is wrong about the first of the words that could not be read."""
-        word, see = unknown[0], f"; see {self.prog} --help"
-        if not word.startswith(DASHES):
-            before = arguments[max(arguments.index(word) - 1, 0)]
-            if before in self._option_string_actions:  # That option has taken no value.
-                return f"{before} takes no value, got {shortened(word)!r}"
-            return f"{shortened(word)!r} is one argument too many{self._meant(word) or see}"
-        name, _, value = word.partition("=")
-        number = next((text for text in (value, *unknown[1:2]) if text.isdigit()), "")
-        answer = option_words(name.lstrip("".join(DASHES)), self._names, self.prog.endswith(" run"), number)
-        return f"there is no option {name}{answer or see}"
-
-    def _meant(self, word: str) -> str:
-        """Say what a word without dashes may mean, such as num_envs=4 and CartPole-v1; or ""."""
-        name, has_value, value = word.partition("=")
-        if has_value and (same := same_options(name.replace("_", "-"), self._names)):
-            return f"; did you mean --{same[0]} {value}?"
-        return f"; did you mean --env {word}?" if "env" in self._names and re.search(r"\w-v\d+$", word) else ""
-
-    @property
-    def _names(self) -> list[str]:
-        """All options that --help shows, without their dashes."""
-        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
-        return [string[2:] for action in shown for string in action.option_strings if string.startswith("--")]
+    return described
 
 
-def whole_number(text: str) -> int:
-    """Read 1000, 1_000 or 1e3; ArgumentTypeError for what is no whole number, or one of more than 64 bits."""
-    try:
-        value = Decimal(text)
-    except InvalidOperation:
-        value = Decimal("nan")
-    what = "a whole number such as 1000 or 1e3"
-    if value.is_finite() and not SMALLEST <= value <= LARGEST:
-        what = f"a whole number of at most 64 bits, {LARGEST}"
-    elif value.is_finite() and value == int(value):
-        return int(value)
-    raise argparse.ArgumentTypeError(f"must be {what}, got {shortened(text, 80)!r}")
+to_run, to_store, to_speed, on_failure, for_tests = (partial(option, group=group) for group in GROUPS)
 
 
-def number(text: str) -> float:
-    """Read a number; ArgumentTypeError for what is none."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, got {shortened(text, 80)!r}") from None
+@dataclass(frozen=True, kw_only=True)
+class SharedOptions:
+    """The options that runs and `connect` have alike.  Nothing is checked before `check` is called."""
+
+    vectorization_mode: str = to_run(AUTO, choices=(AUTO, "sync", "vector_entry_point", "envpool", "native"))(
+        "how a rank steps its envs: sync, one after the other; vector_entry_point, by the vectorized version that is "
+        "registered with the env; envpool, by EnvPool's version of it; native, by what the factory makes of the env "
+        "indices of a rank and a seed; auto is vector_entry_point for mpi_rollout/... envs, else sync"
+    )
+    num_groups: int = to_speed(1, least=1)(
+        "number of groups of envs that are stepped in turn; with 2, the ranks step one group while the policy or the "
+        "trainer works on the other"
+    )
+    batch_size: int | None = to_speed(None, least=1, metavar="K")(
+        "first ready, first served: the policy or the trainer gets the envs of the K ranks that are ready first; "
+        "by default all ranks take each step together"
+    )
+    root_envs: int | None = to_speed(None, least=0, metavar="N")(
+        "number of envs of rank 0, which drives the other ranks and writes besides; with 0 it steps none; by default "
+        "as many as each of them; the end of a run says how many would make ranks wait less"
+    )
+    policy_mode: str = to_run("deterministic", choices=("deterministic", "sample"))(
+        "which action a policy of a file takes: deterministic, the one that it thinks best; sample, one that is drawn "
+        "from its distribution, by random numbers that depend on seed, env and step"
+    )
+    policy_kwargs: dict[str, object] = to_run(dict, metavar="JSON")(
+        "keyword arguments of a class or of a factory, which makes the policy"
+    )
+    policy_device: str = to_run(
+        AUTO,
+        metavar="auto|cpu|cuda[:K]",
+        form=("auto|cpu|cuda(:[0-9]{1,9})?", "must be auto, cpu, cuda or cuda:K, got {!r}"),
+    )(
+        "where the network of a file computes: cpu; cuda, a GPU of the host, whose ranks share its GPUs in turn; or "
+        "cuda:K, one of them; a factory or a class gets this device as its argument device; auto is cpu for "
+        "a file, and lets others choose; actions may differ in the last bits between devices"
+    )
+    policy_block: int | None = to_speed(None, least=0, metavar="B")(
+        "number of envs for which the policy is asked at a time, so that actions do not depend on ranks and groups; "
+        f"0 asks for all envs that are there, and actions may then differ in the last bits (default: {POLICY_BLOCK} "
+        "for a file and for make_policy, 0 for a callable)"
+    )
+    trust_policy: bool = to_run(False)(
+        "execute the code that is in a policy's file: networks of torch (.pt, .pt2), pickled code of "
+        "Stable-Baselines3, and whatever is not known to be harmless; give it for your own files only"
+    )
+    wait: str = to_speed(AUTO, choices=(AUTO, "spin", "sleep"))(
+        "how a rank waits for messages: spin (fastest, uses the core) or sleep; auto spins, and sleeps where a "
+        "host has four ranks or more for each core and while other programs share the cores"
+    )
+    compression: str = to_store(NONE, choices=(NONE, "gzip", "lz4", "zstd", "blosc"))(
+        "compress the trajectories in the file, on the core that rank 0 runs on; lz4, zstd and blosc (extra "
+        "'compression') compress images and other large arrays of whole numbers, many times as fast as gzip; gzip "
+        "compresses everything, and every HDF5 reader has it"
+    )
+    max_env_restarts: int = on_failure(0, least=0, metavar="N")(
+        "how often each env may be made again when it fails, which ends its episode as truncated and faulted; with 0 "
+        "the first failure ends the run"
+    )
+    env_timeout_s: float | None = on_failure(None, is_time=True, metavar="S")(
+        "seconds that a step or reset of an env may take; a longer one is a failure of that env"
+    )
+    env_checks: str = on_failure(
+        NONE,
+        metavar="finite,bounds,dtypes",
+        form=(
+            "none|(finite|bounds|dtypes)(,(finite|bounds|dtypes))*",
+            "must be none, or some of finite, bounds, dtypes with commas between, got {!r}",
+        ),
+    )(
+        "what else is a failure of an env, with commas between: finite, NaN and infinity in observations and rewards; "
+        "bounds, observations outside of their space, rounding errors aside; dtypes, observations whose dtype is not "
+        "that of their space; by default the first two are stored and counted, dtypes are cast as Gymnasium does it, "
+        "and a warning names the first of each"
+    )
+
+    def check(self) -> None:
+        """Raise UsageError if an option has a value that cannot work, or does not go with another."""
+        for own in fields(self):
+            if own.metadata:  # It is in the table.
+                check_value(own, getattr(self, own.name))
+        if self.batch_size is not None and self.num_groups > 1:
+            groups = Option("num_groups", self.num_groups)
+            raise UsageError(Option("batch_size"), " makes a group of each rank, got ", groups, " too; use one")
 
 
-def path(text: str) -> str:
-    """Read the name of a file or folder: shells leave the ~ of --out=~/run.h5 as it is; ArgumentTypeError for none."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError(
-            f"must name a file or folder, got {text!r} (is a variable of the shell not set?)"
-        )
-    return os.path.expanduser(text)
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(SharedOptions):
+    """The options of `run`; `config.RolloutConfig` checks them."""
+
+    env: str | None = to_run(None, metavar="ID")(
+        "id of a registered env, as gymnasium.make takes it: CartPole-v1, ALE/Breakout-v5, or my_sim:Foo-v0"
+    )
+    env_factory: str | None = to_run(None, metavar="MODULE:CALLABLE")(
+        "callable that returns one env, for envs that are not registered; FILE.py:CALLABLE is possible, too; if it "
+        "has a parameter env_index, it gets the index of the env"
+    )
+    env_kwargs: dict[str, object] | list[dict[str, object]] = to_run(dict, metavar="JSON")(
+        "keyword arguments of the envs: a JSON object for all envs, or a list with one object for each env"
+    )
+    wrappers: str = to_run("", metavar="MODULE:CALLABLE,...")(
+        "wrappers of each env, the innermost first, with commas between: gymnasium.wrappers:FlattenObservation, or a "
+        "callable of your own that takes an env and returns one (FILE.py:CALLABLE is possible, too)"
+    )
+    num_envs: int = to_run(64, least=1)("number of envs over all ranks")
+    num_steps: int = to_run(1000, least=1)("number of steps of each env; with --num-episodes, at most so many")
+    num_episodes: int | None = to_run(None, least=1, metavar="M")(
+        "stop after the first step in which so many episodes have ended, of all envs together; --num-steps is the "
+        "bound, so give enough of them"
+    )
+    seed: int = to_run(0, least=0)("seed of all random numbers")
+    episode_seeds: bool = to_run(True)(
+        "seed each env at its first reset only, as Gymnasium's vector envs do, which is faster where a seed costs "
+        "much, as in Atari; by default each episode has a seed of its own, from which it can be stepped again"
+    )
+    policy: str = to_run(RANDOM, metavar="MODULE:CALLABLE|FILE")(
+        "random; or a callable that makes a batch of actions from a batch of observations (FILE.py:CALLABLE is "
+        f"possible, too; a class is called once, with --policy-kwargs); or a file: {FILES}; or "
+        "MODULE:make_policy, or another function whose name begins with make_, which returns an object with "
+        "act(observations, env_indices, uniforms)"
+    )
+    store_extras: bool = to_store(False)(
+        "store what the policy of make_policy gives besides actions, such as log_prob and value, in extras/NAME"
+    )
+    store_infos: dict[str, object] | str = to_store(dict, metavar="TYPES|all")(
+        "store these infos of the envs in infos/NAME, with masks of the envs that have them: names, dtypes and sizes "
+        'such as \'{"lives": int, "position": [float, 3]}\', with / between the keys of nested dicts; all is what is '
+        "numeric in the infos of env 0's first reset and step; an action mask is the info action_mask"
+    )
+    actions: str = to_run("check", choices=ACTION_MODES)(
+        "what to do with actions outside of the action space: check refuses them, but corrects rounding "
+        "errors; clip sets them to the nearest bound; pass gives floats to the env as they are, and refuses integers "
+        "that are outside"
+    )
+    out: str = to_store("results/rollout.h5", metavar="FILE")(
+        "file to write; if the same run was interrupted, the same command continues it; if it is complete, the same "
+        "command with more --num-steps extends it"
+    )
+    overwrite: bool = to_store(False)(
+        "replace the file that is there when this run is complete; until then it stays; an unfinished file of another "
+        "run is dropped at the start, and one of this run is continued"
+    )
+    env_threads: int | None = to_speed(None, least=1, metavar="N")(
+        "threads of a rank's natively vectorized envs: of EnvPool's and ALE's, and of JAX and torch if the envs are "
+        "the first to load them; by default the rank's share of the cores that it may use"
+    )
+    fragment_length: str = to_speed(
+        AUTO,
+        metavar="L|auto",
+        form=("auto|0*[1-9][0-9]*", "must be auto or a number of steps, at least 1, got {}"),
+    )(
+        "largest number of steps that ranks take between two exchanges; more than 1 is for random actions, for "
+        "policies that the ranks run, and for callables that plan ahead; auto is up to 256, as many as fit into 1 MiB "
+        "on a rank and take at most 0.4 s, and 1 for a callable; the data do not depend on it"
+    )
+    policy_on: str = to_speed(AUTO, choices=(AUTO, "root", "workers"))(
+        "who chooses actions: root, which sends them to the ranks; workers, each for its own envs; auto is the workers "
+        "for random actions and for a policy of a file or of make_policy, and the root for a callable; the data do not "
+        "depend on it"
+    )
+    trajectories: bool = to_store(True)("measure throughput only; store no trajectories")
+    measure_limit: bool = for_tests(False)(
+        "between parts of the run, measure bare env.step loops too, and compare the run with them"
+    )
+    limit_s: float = for_tests(1.0, is_time=True, metavar="S")(
+        "with --measure-limit, seconds of each of the six measurements"
+    )
+    max_walltime: str | None = on_failure(None, metavar="TIME")(
+        "stop before the run has taken this long, with all steps committed; written as SLURM does: 01:30:00"
+    )
+    on_rank_loss: str = on_failure("abort", choices=("abort", "shrink"))(
+        "what to do when a rank is lost: abort ends the job; shrink goes on without its envs, and needs "
+        "mpirun --with-ft ulfm"
+    )
+    start_timeout_s: float = on_failure(600.0, is_time=True, metavar="S")(
+        "seconds that ranks wait for each other at the start; imports can take minutes where thousands of ranks "
+        "share a file system"
+    )
+    expect_ranks: int | None = on_failure(None, least=1, metavar="N")("refuse to run on another number of ranks")
+    progress: str = to_store(AUTO, choices=(AUTO, "bar", "lines", NONE))(
+        "how to show the progress; auto is a bar on a terminal, else lines"
+    )
+    log_dir: str | None = to_store(None, metavar="DIR")(
+        "folder for curves that TensorBoard shows while the run goes on: returns and lengths of episodes, env steps "
+        "per second, shares of time; a run that is continued goes on in them (extra 'tensorboard')"
+    )
+    trace: str | None = to_store(None, metavar="FILE")(
+        "file for a trace of what ranks do, for ui.perfetto.dev and chrome://tracing, written at the end; .json.gz is "
+        "compressed"
+    )
+    trace_part: str = to_store(
+        "0-7:0-999",
+        metavar="RANKS:STEPS",
+        form=("[0-9]+-[0-9]+:[0-9]+-[0-9]+", "must be like 0-7:0-999, first and last rank, got {}"),
+    )("with --trace, which ranks and which steps, counted from the start of the run: 0-7:0-999")
+    json: bool = to_store(False)("print the summary as one line of JSON")
 
 
-def json_value(option: str, text: str) -> object:
-    """Read the value of an option; UsageError if it is not JSON.  `RolloutConfig` says what it may be."""
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        example = f"{option} must be a JSON object such as '{{\"level\": 3}}'"
-        raise UsageError(f"{example}, got {text!r}: {error}") from error
-
-
-JSON = {name: partial(json_value, flag(name)) for name in ("env_kwargs", "policy_kwargs")}
-READERS = {**JSON, "store_infos": read_types, "out": path, "log_dir": path, "trace": path}
-
-
-def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:
-    """Add one field of the configuration as an option."""
-    default = field.default_factory() if field.default_factory is not MISSING else field.default
-    help_text = field.metadata["help"].replace("%", "%%")  # A lone % would be argparse's own.
-    if isinstance(default, bool):
-        action = "store_false" if default else "store_true"
-        name = flag(f"no-{field.name}" if default else field.name)
-        parser.add_argument(name, dest=field.name, default=default, help=help_text, action=action)
+def check_value(own: "Field[Any]", value: Any) -> None:
+    """Raise UsageError if a field cannot have a value, as far as its type and its kind tell."""
+    option, kind, least = Option(own.name), own.metadata, own.metadata.get("least")
+    if "choices" in kind and value not in kind["choices"]:
+        raise UsageError(option, f" must be one of {', '.join(kind['choices'])}, got {value}")
+    if value is None and own.default is None:
         return
-    extra = {key: field.metadata[key] for key in ("choices", "metavar") if key in field.metadata}
-    number_type = next((kind for kind in (int, float) if kind.__name__ in str(field.type)), str)
-    extra |= {"dest": field.name, "default": default, "type": READERS.get(field.name, number_type)}
-    if default not in (None, {}, ""):
-        help_text += " (default: %(default)s)"
-    parser.add_argument(flag(field.name), help=help_text, **extra)
+    if least is not None:
+        if not is_of(value, int):
+            raise UsageError(option, f" must be a whole number of at least {least}, got {value!r}")
+        if value < least:
+            raise UsageError(option, f" must be at least {least}, got {value}")
+    if kind.get("is_time"):
+        check_seconds(option, value)
+    if not is_of(value, own.type):
+        is_dict = get_origin(own.type) is dict
+        expected = "must be a JSON object, got" if is_dict else "cannot be"
+        expected = "must be True or False, got" if own.type is bool else expected
+        raise UsageError(option, f" {expected} {value!r:.80}")
+    if "form" in kind and not re.fullmatch(kind["form"][0], value):
+        raise UsageError(option, " " + kind["form"][1].format(value))
 
 
-def add_run_options(parser: ParserOrGroup, names: Sequence[str]) -> None:
-    """Add these fields of the configuration as options, to a parser or a group of one."""
-    for field in fields(RolloutConfig):
-        if field.name in names:
-            add_option(parser, field)
+def check_seconds(option: Option, value: Any) -> None:
+    """Raise UsageError if a value is no time that one can wait."""
+    if not (is_of(value, float) and 0 < value <= MAX_TIMEOUT_S):
+        raise UsageError(option, f" must be more than 0 s and at most {MAX_TIMEOUT_S:g}, got {value!r}")
 
 
-def check_seconds(option: str, seconds: float) -> None:
-    """Raise UsageError if an option is no length of time."""
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"{option} must be more than 0 and finite, got {seconds:g}")
+def is_of(value: Any, annotation: object) -> bool:
+    """Tell whether a value has the type of a field; a whole number is a float as well, a bool is no number."""
+    alternatives = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    types = tuple(get_origin(alternative) or alternative for alternative in alternatives)
+    if isinstance(value, bool):
+        return bool in types
+    return isinstance(value, types) or (float in types and isinstance(value, int))
 
 
-USES: dict[str, tuple[Callable[[RolloutConfig], bool], str]] = {  # Options that not every run uses, and what they need.
-    "limit_s": (lambda run: run.measure_limit, "--measure-limit"),
-    "env_threads": (
-        lambda run: run.vectorization_mode != "sync",
-        "--vectorization-mode native, envpool or vector_entry_point",
-    ),
-    "trace_part": (lambda run: run.trace is not None, "--trace"),
-    "store_extras": (lambda run: is_maker(run.policy), f"--policy MODULE:{MAKE_POLICY}"),
-    "policy_on": (lambda run: not run.is_random or run.policy_on != "root", "another --policy than random"),
-    "policy_block": (lambda run: not run.is_random, "another --policy than random"),
-}
-OF_TRAJECTORIES = "store_extras", "compression"
-
-
-def unused(config: RolloutConfig, typed: Collection[str] = ()) -> dict[str, str]:
-    """Return the options that change nothing, and why: those that were `typed`, or are not at their default."""
-    why = {
-        name: f"is for {needs}, which is not given; add it, or leave this out"
-        for name, (is_used, needs) in USES.items()
-        if not is_used(config)
-    }
-    if not config.trajectories:
-        why |= dict.fromkeys(OF_TRAJECTORIES, "is for trajectories, got --no-trajectories; use one")
-    return {
-        name: words
-        for name, words in why.items()
-        if flag(name) in typed or getattr(config, name) != getattr(RolloutConfig, name)
-    }
-
-
-def check_used(config: RolloutConfig, typed: Collection[str] = ()) -> None:
-    """Raise UsageError if an option changes nothing: who types it expects something of it.
-
-    Only command lines are checked so, with the options that were `typed`: files of earlier runs may have such options.
-    """
-    for name, why in unused(config, typed).items():
-        value = getattr(config, name)
-        text = f"{value:g}" if isinstance(value, float) else value
-        raise UsageError(f"{switch(name) if value is True else f'{flag(name)} {text}'} {why}")
+def vectorization_of(mode: str, env: object) -> str:
+    """Return the vectorization mode that "auto" stands for, or the one that was given."""
+    if mode != AUTO:
+        return mode
+    is_own = isinstance(env, str) and env.rpartition(":")[2].startswith("mpi_rollout/")
+    return "vector_entry_point" if is_own else "sync"

@@ -3,11 +3,19 @@
 import os
 import re
 import shlex
+from collections.abc import Sequence
 
 
 def counted(number: float, noun: str) -> str:
     """Return a number of things, such as "1 rank" or "2,000 ranks"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def aligned(rows: Sequence[Sequence[str]], num_left: int = 0) -> list[str]:
+    """Lay out cells as columns: the first `num_left` flush left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    forms = [f"{'<' if place < num_left else '>'}{width}" for place, width in enumerate(widths)]
+    return ["  ".join(map(format, row, forms)).rstrip() for row in rows]
 
 
 def printable(line: str) -> str:

@@ -52,6 +52,7 @@ _OF_RUN = {  # What `run` has no option for, by the answer, which may name the {
     "the same command continues a run that was interrupted": "continue restart resume resume-from",
     "trajectories are stored unless --no-trajectories is given": "store-trajectories trajectories",
     "that is a command: python -m mpi_rollout {word} FILE": "export inspect plot render verify",
+    "each episode has a seed of its own unless --no-episode-seeds is given": "episode-seeds",
     "this replays episodes of a file: python -m mpi_rollout verify FILE --replay {number}": "replay",
     "--out names the file: --out FOLDER/run.h5": "dir folder out-dir output-dir save-dir",
     "all ranks take each step together unless --batch-size K is given: --batch-size 1 was --mode async": "async mode",
@@ -74,6 +75,7 @@ _OF_CONNECT = {  # What is otherwise for `connect` than for the command line, by
     "did you mean timeout_s?": "start_timeout_s timeout",
     "batch_size=1 serves the rank first that is ready first": "mode",
     "give it to reset(seed=...)": "seed",
+    "only reset(seed=...) seeds the envs, as in Gymnasium; no option is needed": "episode_seeds no_episode_seeds",
     "the trainer decides how many steps the envs take": "num_steps steps total_timesteps",
     "give the number of steps to collect()": "fragment_length",
     "ranks are started by mpirun -n 4 python trainer.py, or by mpi_rollout.launch(..., num_ranks=4)": "ranks num_ranks "
@@ -97,14 +99,7 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 def option_words(word: str, names: Collection[str], is_run: bool, number: str) -> str:
     """Return the end of a message about an option that a command does not have: what to type, or "".
 
-    Parameters
-    ----------
-    word, names
-        What was typed and the command's options, without dashes before them.
-    is_run
-        The command is `run`.
-    number
-        The value that was given with it, where that is a number.
+    `word` was typed, with a `number` as its value or ""; `names` are the command's options.  No dashes are before them.
     """
     word = word.lower().replace("_", "-")
     if is_run and word in OF_RUN:
@@ -126,13 +121,7 @@ def same_options(word: str, names: Collection[str]) -> Sequence[str]:
 
 
 def argument_words(word: str, names: Collection[str], options: Collection[str]) -> str:
-    """Return the end of a message about an argument that `connect` does not have.
-
-    Parameters
-    ----------
-    names, options
-        The arguments of `connect`, and the options of runs.
-    """
+    """Return the end of a message about an argument that `connect` does not have; `options` are those of runs."""
     if word in OF_CONNECT:
         return f"; {OF_CONNECT[word]}"
     option = word.replace("_", "-")

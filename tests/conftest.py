@@ -3,15 +3,18 @@
 import compileall
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from jobs import CLONE, HELPERS, QUICK, WHOLE, Job, datasets, processes_in
+from jobs import CLONE, HELPERS, QUICK, WHOLE, Job, datasets, forked_python, processes_in
 
 from mpi_rollout.process import console
+from mpi_rollout.storage import sandbox
 
 pytest_plugins = ["submissions"]
 LONGEST_FIRST = (  # Else the last of them runs alone, while the other processes have nothing to do.
@@ -78,6 +81,15 @@ def streams_of_its_own() -> Iterator[None]:
         _, output = console._held.popitem()
         if isinstance(output, int):
             os.close(output)
+
+
+@pytest.fixture(autouse=True)
+def sandboxes_that_fork(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that reads a file for a test is a fork, as one for a test's job: see `forking_ranks.fork_sandboxes`."""
+    if QUICK in os.environ or request.node.get_closest_marker("full_start"):
+        return
+    popen = lambda command, **options: subprocess.Popen([*forked_python(), *command[1:]], **options)  # noqa: E731
+    monkeypatch.setattr(sandbox, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen}))
 
 
 @pytest.fixture

@@ -10,10 +10,9 @@ import pytest
 from jobs import Job, Start
 from written_data import relist
 
-from mpi_rollout.config import RolloutConfig
+from mpi_rollout.config import RolloutConfig, read_config
 from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.storage.schema import digest_of
-from mpi_rollout.stored_config import read_config
 
 pytestmark = pytest.mark.any_mpi
 RUN = ("--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "20", "--progress", "none")
@@ -126,15 +125,21 @@ FRAGMENTS = {"fragment_length": "16", "policy": "policies:leaning"}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fragment_length": "0"}, "--fragment-length must be auto or a number of steps, at least 1, got 0"),
-        ({"fragment_length": "-3"}, "--fragment-length must be auto or a number of steps, at least 1, got -3"),
-        ({"fragment_length": "many"}, "--fragment-length must be auto or a number of steps, at least 1, got many"),
+        ({"fragment_length": "0"}, "fragment_length must be auto or a number of steps, at least 1, got 0"),
+        ({"fragment_length": "-3"}, "fragment_length must be auto or a number of steps, at least 1, got -3"),
+        ({"fragment_length": "many"}, "fragment_length must be auto or a number of steps, at least 1, got many"),
         ({"policy_on": "both"}, "policy_on must be one of auto, root, workers, got both"),
         ({"policy_on": "workers", "policy": "a:b"}, "--policy-on workers is for random actions and .* --policy a:b is"),
+        (
+            {"episode_seeds": False, "vectorization_mode": "envpool"},
+            "--no-episode-seeds is for single envs, got .*envpool; leave it",
+        ),
+        ({"episode_seeds": False, "max_env_restarts": 1}, "--no-episode-seeds and --max-env-restarts do not go"),
+        ({"episode_seeds": False, "on_rank_loss": "shrink"}, "--no-episode-seeds and --on-rank-loss shrink do not go"),
         ({"on_rank_loss": "shrink", **FRAGMENTS}, "--on-rank-loss shrink with --fragment-length 16 is for actions"),
     ],
 )
-def test_fragments_that_no_run_can_have_are_refused(options: dict[str, str], message: str):
+def test_what_no_run_can_have_is_refused(options: dict[str, Any], message: str):
     with pytest.raises(UsageError, match=message):
         RolloutConfig(env="CartPole-v1", **options)
 

@@ -6,7 +6,6 @@ package it `needs` that no word in it names.
 """
 
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from jobs import CLONE, LEARNING, Running, forked_python, mpiexec, ranks_may_fork
+from jobs import CLONE, LEARNING, Running, mpiexec, ranks_may_fork, write_forking_python
 
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<kind>[\w{}-]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -130,11 +129,7 @@ def forks(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a `python` whose processes are forks of one that has imported the clone and what it may need."""
     folder = tmp_path_factory.mktemp("forks")
     if ranks_may_fork():
-        command = shlex.join(forked_python(str(clone), *LIBRARIES))
-        (folder / "python").write_text(
-            f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} "$@"\nSTARTED_AS=$0 exec {command} "$@"\n'
-        )
-        (folder / "python").chmod(0o755)
+        write_forking_python(folder / "python", str(clone), *LIBRARIES)
     return folder
 
 

@@ -19,6 +19,7 @@ from mpi_rollout.text import pip_install
 pytestmark = [
     pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="pip install 'mpi_rollout[sb3]'"),
     pytest.mark.imports(*LEARNING),
+    pytest.mark.any_mpi,
 ]
 
 STEPS = ["steps of CartPole", "steps with infos", "steps of a Dict", "steps of a Tuple", "steps of doubles"]

@@ -8,9 +8,8 @@ import pytest
 
 import mpi_rollout
 from mpi_rollout.cli import make_parser, run_command
-from mpi_rollout.config import RolloutConfig
+from mpi_rollout.config import RolloutConfig, check_used, unused
 from mpi_rollout.errors import UsageError
-from mpi_rollout.options import check_used, unused
 from mpi_rollout.storage.output import check_same_run
 from mpi_rollout.studies.jobs import arguments_of
 from mpi_rollout.train.connect import Options
@@ -38,6 +37,7 @@ def refusal(*words: str) -> str:
         ("--render", "that is a command: python -m mpi_rollout render FILE"),
         ("--replay 3", "this replays episodes of a file: python -m mpi_rollout verify FILE --replay 3"),
         ("--trajectories", "trajectories are stored unless --no-trajectories is given"),
+        ("--episode-seeds", "each episode has a seed of its own unless --no-episode-seeds is given"),
         ("--n-envs 4", "did you mean --num-envs?"),
         ("--envs 4", "did you mean --num-envs or --env?"),
         ("--steps 4", "did you mean --num-steps?"),
@@ -106,6 +106,7 @@ def test_the_tables_name_options_that_are_there_and_mend_none_of_run():
         ("record_compression", "; did you mean compression?"),
         ("out", "; did you mean record?"),
         ("seed", "; give it to reset(seed=...)"),
+        ("no_episode_seeds", "; only reset(seed=...) seeds the envs, as in Gymnasium; no option is needed"),
         (
             "num_ranks",
             "; ranks are started by mpirun -n 4 python trainer.py, or by mpi_rollout.launch(..., num_ranks=4)",
@@ -143,7 +144,7 @@ def test_an_option_that_a_run_does_not_use_is_refused_on_the_command_line_alone(
 def test_a_run_that_was_begun_with_options_that_it_did_not_use_is_continued_without_them():
     config = RolloutConfig(env="CartPole-v1")
     before = replace(config, store_extras=True, policy_block=16)
-    stored = {"complete": False, "config": before.to_json(), "policy_sha256": "", "version": 2}
+    stored = {"complete": False, "config": before.to_json(), "policy_sha256": "", "version": 2, "recorded": False}
     assert not check_same_run(config, stored, "run.h5.part")
     stored["config"] = json.dumps(json.loads(stored["config"]) | {"policy": "mine:make_policy"})
     with pytest.raises(UsageError, match="--store-extras was given, is not given"):

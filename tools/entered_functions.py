@@ -30,5 +30,9 @@ def note(frame: FrameType, event: str, argument: object) -> None:
             file.write(f"{test}\t{name}\n")
 
 
-sys.settrace(note)
+def pytest_runtest_setup() -> None:
+    """Trace each test: Python drops `note` once it fails, as in a test that replaces `open`."""
+    sys.settrace(note)
+
+
 threading.settrace(note)

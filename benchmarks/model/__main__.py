@@ -22,10 +22,10 @@ from mpi_rollout.commands import style
 from mpi_rollout.errors import RolloutError
 from mpi_rollout.studies.commands import lengths_list, ranks_list
 from mpi_rollout.studies.jobs import JobOptions, claimed, usable_launcher
-from mpi_rollout.studies.report import aligned
 from mpi_rollout.studies.scaling import Measurement, Runner
 from mpi_rollout.studies.statistics import NoFit, reaches
 from mpi_rollout.studies.study_file import StudyFile, gathered, machine_facts, origin, place_and_time, read_study
+from mpi_rollout.text import aligned
 
 RANKS = [2**power for power in range(15)]
 CURVES = ((style.BLUE, "-"), (style.SKY, "--"), (style.DARK, "-."), (style.GREY, ":"))
@@ -125,7 +125,8 @@ def _draw(fitting: Fitting, ways: list[Way], subject: str, stem: str) -> list[st
                 label = "computed, on shared cores" * (way == LOCKSTEP)
                 efficiency.plot(ranks, computed, "x", color=color, label=label)
     efficiency.set_ylim(0, 1.05)
-    style.log_y(rate)
+    rate.set_yscale("log")
+    style.human_ticks(rate.yaxis)
     for axes in (efficiency, rate):
         style.count_x(axes, RANKS, most=6)
     handles, labels = efficiency.get_legend_handles_labels()

@@ -121,10 +121,12 @@ class Fitting:
 
     def _exchange_point(self, point: Point) -> ExchangePoint:
         """Return what an exchange took.  Laying out rows that nobody stores is the root's work too."""
-        jobs = self._done[point]
+        jobs, num_others = self._done[point], point.num_ranks - 1
         seconds = median((job.exchange_s + job.write_s) / job.num_steps for job in jobs)
         policy_s = median(job.policy_s / job.num_steps for job in jobs)
-        return ExchangePoint(point.num_ranks, jobs[0].num_envs, jobs[0].exchange_bytes, seconds, policy_s)
+        # The order is the tree's first message; a slot comes from each other rank.
+        nbytes = jobs[0].order_bytes + num_others * jobs[0].slot_bytes if num_others else 0.0
+        return ExchangePoint(point.num_ranks, jobs[0].num_envs, nbytes, seconds, policy_s)
 
     def _leave_one_out(self) -> list[Constants]:
         points, refits = self.fitted(self.is_crowded), []

@@ -1,7 +1,7 @@
 """Other implementations of an env: its own vectorized version, EnvPool's, this program's kernels by themselves."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -61,13 +61,13 @@ envpool_async_1 = partial(envpool_async, num_threads=1)
 
 
 @contextmanager
-def _kernel(setup: Setup, backend: str) -> Iterator[Stepper]:
+def kernel(setup: Setup, env_id: str, device: str | None = None) -> Iterator[Stepper]:
     """This rank's share of a kernel's envs: a sweep is a call of many steps, which writes all that each gives."""
     import mpi_rollout.envs.kernels  # noqa: F401  # Registers the envs.
     from mpi_rollout.envs.rollout import RolloutColumns
 
     mine, mode = setup.mine, {"vectorization_mode": "vector_entry_point"}
-    envs: Any = gymnasium.make_vec(KERNELS[setup.env["env"]][backend], len(mine), first_env=mine.start, **mode)
+    envs: Any = gymnasium.make_vec(env_id, len(mine), first_env=mine.start, device=device, **mode)
     length = max(LEAST_STEPS, min(64, CALL_ROWS // len(mine)))
     actions = cycle([np.random.default_rng(0).integers(0, 2, (length, len(mine)))])
     observations = np.zeros((length, len(mine), *envs.single_observation_space.shape), np.float32)
@@ -86,4 +86,8 @@ def _kernel(setup: Setup, backend: str) -> Iterator[Stepper]:
         yield Stepper(partial(envs.reset, seed=SEED), sweep, count)
 
 
-numba, torch = partial(_kernel, backend="numba"), partial(_kernel, backend="torch")
+def _kernel_of(setup: Setup, backend: str) -> AbstractContextManager[Stepper]:
+    return kernel(setup, KERNELS[setup.env["env"]][backend])
+
+
+numba, torch = partial(_kernel_of, backend="numba"), partial(_kernel_of, backend="torch")

@@ -1,6 +1,6 @@
 """The directive `program-options COMMAND`: the options of a command, from the program's own parser.
 
-Help texts and defaults stand in `mpi_rollout.config.RolloutConfig` and where commands are added, and nowhere else.
+Help texts and defaults stand in `mpi_rollout.options` and where commands are added, and nowhere else.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from mpi_rollout.cli import make_parser
-from mpi_rollout.options import Parser
+from mpi_rollout.parser import Parser
 
 DEFAULT = re.compile(r" \(default: (?P<value>.*)\)$")
 OPTION = r"--[a-z][a-z-]*[a-z]"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpi_rollout.core.policy_kinds import CALLED
+from mpi_rollout.drive.fragments import LARGE_SLOT_NBYTES
 from mpi_rollout.exchange.waiting import ranks_per_core
-from mpi_rollout.shared_options import POLICY_BLOCK
+from mpi_rollout.options import POLICY_BLOCK
 from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
@@ -39,10 +40,11 @@ Causes = Iterator[tuple[float, str, str]]
 
 
 def _of_cores(run: "RunFigures") -> Causes:
-    """Yield that ranks share cores, which makes all waits longer."""
-    share = min((rank["core_share"] for rank in run.ranks if rank.get("core_share") is not None), default=1.0)
-    waits = sum(run.losses.get(name, 0.0) for name in ("imbalance", "exchange", "gather"))
-    if (slow := _slow_rank(run)) and run.ranks[slow].get("core_share", 1.0) > MOST:  # It is slow for another reason.
+    """Yield that ranks share cores, which makes all waits longer; other programs make the envs slower, too."""
+    shares = [1.0 if rank.get("core_share") is None else float(rank["core_share"]) for rank in run.ranks]
+    share = min(shares)
+    waits = run.losses.get("imbalance", 0.0) + run.losses["exchange"]
+    if (slow := _slow_rank(run)) and shares[slow] > MOST:  # It is slow for another reason.
         waits -= _lag(run, slow)
     if run.num_ranks > 1 and share <= MOST:
         ranks = [(rank["host"], set(rank.get("physical_cores", ())), rank.get("quota")) for rank in run.ranks]
@@ -50,14 +52,16 @@ def _of_cores(run: "RunFigures") -> Causes:
         if ratio > 1:
             crowd = f"there are {ratio:.3g} ranks for each core; waits for each other took"
             yield waits, crowd, f"mpirun -n {max(int(run.num_ranks / ratio), 1)}"
-        other = f"other programs use the ranks' cores (one rank had {share:.2f} of its core); waits took"
-        yield waits, other, f"fewer ranks, {'' if run.slept else '--wait sleep, '}or sbatch --exclusive"
+            return
+        cost = waits + float(np.dot(1 - np.array(shares), run.step_s)) / run.num_ranks / run.seconds  # Envs waited too.
+        other = f"other programs use the ranks' cores (one rank had {share:.2f} of its core), which cost"
+        yield cost, other, f"fewer ranks, {'' if run.slept else '--wait sleep, '}or sbatch --exclusive"
 
 
 def _of_disk(run: "RunFigures") -> Causes:
     faster = "--out on a faster disk (`doctor --out FOLDER` measures one), or --no-trajectories"
     way_out = "--compression none or lz4, not gzip" if run.compression == "gzip" else faster
-    yield run.losses["write"], "waiting for the disk took", way_out
+    yield run.losses["write"], "writing the file took", way_out
 
 
 def _of_ranks(run: "RunFigures") -> Causes:
@@ -113,8 +117,8 @@ def _of_policy(run: "RunFigures") -> Causes:
 
 def _of_envs(run: "RunFigures") -> Causes:
     """Yield that steps are short beside their exchanges, and how many envs would make these less than costly."""
-    cost, most = run.losses.get("exchange", 0.0), MOST_ENVS // run.num_envs
-    if most < 2 or run.slot_bytes > LARGE_ROW_NBYTES * run.fragment_length:
+    cost, most = run.losses["exchange"], MOST_ENVS // run.num_envs
+    if not run.in_lockstep or most < 2 or run.slot_bytes > LARGE_ROW_NBYTES * run.fragment_length:
         return
     gain_of = {times: times / (times * (1 - cost) + cost) for times in (2, 4, 8, 16) if times <= most}
     enough = (times for times, gain in gain_of.items() if cost * gain / times < COSTLY)
@@ -130,4 +134,5 @@ def _fragments(run: "RunFigures") -> str:
         return "fragments (--policy MODULE:make_policy)"
     if run.inference == "root":
         return "--policy-on workers"
-    return "leave out --fragment-length 1" if run.fragment_length == 1 and run.slot_bytes < LARGE_ROW_NBYTES else ""
+    could = run.fragment_length == 1 and run.slot_bytes <= LARGE_SLOT_NBYTES // 2  # Else two steps are too large.
+    return "leave out --fragment-length 1" if could else ""

@@ -127,12 +127,7 @@ class Collector:
     def resume(self, num_steps: int, num_ended: int, load: Callable[[Block], None]) -> None:
         """Go on with a run of which there are `num_steps` steps, its envs being where they were.
 
-        Parameters
-        ----------
-        num_ended
-            Envs whose episode ended in the last of them.
-        load
-            Fills a block with what there is of its rows.
+        In the last of them the episodes of `num_ended` envs ended; `load` fills a block with what there is of its rows.
         """
         self.num_steps, self._num_counted = num_steps, num_steps % self._sink.num_rows
         self._step_of = dict.fromkeys(self._step_of, num_steps)
@@ -144,21 +139,28 @@ class Collector:
     def advance(self, num_steps: int) -> None:
         """Take steps, until the goal is reached.  After an error, all steps before it are there for `hand_over`."""
         stop = self.num_steps + num_steps
+        failure: RankError | None = None
         waiting = [lane for lane, step in self._step_of.items() if step < stop]
         while (waiting or self.driver.under_way) and not self.is_over:
             waiting = self._post_orders(waiting, stop)
             try:
                 lanes = self.driver.await_some(self._options.batch_size)
-            except RankError:
+            except RankError as error:
                 self._take_in(self.driver.interrupted)
-                if self.is_over:  # It failed in a step that does not count.
-                    break
-                raise
+                if self.goal is None:
+                    raise
+                # Lanes that are behind may reach the goal before this step, which then does not count.
+                failed = (self._step_of[lane] for lane in self.driver.interrupted if lane.has_failed)
+                failure, stop = error, min(stop, min(failed, default=self.num_steps))
+                waiting = [lane for lane, step in self._step_of.items() if step < stop]
+                continue
             self._take_in(lanes)
             waiting += [lane for lane in lanes if self._step_of[lane] < stop]
             self.clock.lap("gather")
             if self.clock.now >= self._look_at or self.driver.stop_signal:
                 self.look()
+        if failure is not None and not self.is_over:
+            raise failure
         self.look()
 
     @property
@@ -281,7 +283,9 @@ class Collector:
         """Count what came since the last look; hand over a block that is slow to fill; have the listener look."""
         self._count(self._num_rows)
         if self.clock.now >= self._commit_at:
+            self.clock.lap("other")
             self.hand_over()
+            self.clock.lap("write")
         self._listener.on_look(self)
         self.clock.lap("other")
         self._look_at = self.clock.now + self._options.look_every_s

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpi_rollout.collect.collector import Collector
+from mpi_rollout.collect.collector import Collector, Tally
 from mpi_rollout.collect.progress import Done, make_progress
 from mpi_rollout.collect.scalars import Scalars
 from mpi_rollout.config import RolloutConfig
@@ -16,7 +16,7 @@ from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import Interrupted, RankLost, as_flag
 from mpi_rollout.exchange.world import ROOT, rank_and_host
-from mpi_rollout.process.clock import PHASES, Deadline
+from mpi_rollout.process.clock import PHASES, Deadline, Spent
 from mpi_rollout.process.console import name_of_stop
 from mpi_rollout.storage.status import Status
 from mpi_rollout.text import counted
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mpi_rollout.storage.writer import Writer  # Imports h5py, which is for the root alone.
 
 RankReport = dict[str, Any]  # What a rank says of itself at the end: its host, envs and seconds by phase.
+STATUS_EVERY_S = 5.0  # The status is written again, if nothing was committed.
 
 
 @dataclass
@@ -72,12 +73,14 @@ class Monitor:
     """
 
     def __init__(self, config: RolloutConfig, driver: Driver, state: RunState, status: Status):
-        self.progress = make_progress(config.progress, config.num_steps, driver.clock)
+        self.progress = make_progress(config.progress, config.num_steps)
         self._scalars = Scalars(config.log_dir, config.in_lockstep) if config.log_dir else None
         self._driver, self._state, self._status = driver, state, status
         self._deadline = Deadline(config.max_walltime)
         self._looked_at, self._seen_env_steps = 0.0, 0
         self._since_line = np.zeros(2)  # Env steps and seconds since the last line.
+        self._spent = Spent(config.in_lockstep)
+        self._told, self._status_at = -1, 0.0  # What the status says, and when it is to be written again.
         self._began_at = self._tell_at = self._checked_at = self._worst_pause_s = 0.0
 
     def check_stop(self) -> None:
@@ -99,13 +102,16 @@ class Monitor:
 
     def on_look(self, collector: Collector) -> None:
         self.check_stop()
-        self._state.file.say_warnings(as_flag)
-        self._status.tell("running", num_steps=self._state.file.num_committed)
-        now_s, env_steps = self._driver.clock.now, collector.tally.env_steps
+        self._state.file.values.say_warnings(as_flag)
+        now_s, env_steps, num_committed = self._driver.clock.now, collector.tally.env_steps, self._state.num_safe
+        if num_committed != self._told or now_s >= self._status_at:
+            self._status.tell("running", num_steps=num_committed)
+            self._told, self._status_at = num_committed, now_s + STATUS_EVERY_S
         if not self._looked_at:
             if not self._began_at:
                 self._began_at, self._tell_at = now_s, now_s + self.progress.every_s
                 self._note_scalars(collector, 0.0)
+                self._losses(collector.tally, 0.0)
         elif env_steps == self._seen_env_steps:
             return
         else:
@@ -119,12 +125,15 @@ class Monitor:
         self._state.file.add_interval(now_s - self._began_at, env_steps, new[0] / new[1])
         self._since_line += new
         if now_s >= self._tell_at:
-            rate = self._since_line[0] / self._since_line[1]
-            done = Done(collector.num_steps, env_steps, rate, collector.tally.step_s, collector.goal)
-            self.progress.tell(done)
+            tally, seconds = collector.tally, self._since_line[1]
+            rate, losses = self._since_line[0] / seconds, self._losses(tally, seconds)
+            self.progress.tell(Done(collector.num_steps, env_steps, rate, tally.step_s, losses, collector.goal))
             self._since_line[:] = 0
             self._tell_at = now_s + self.progress.every_s
         self._note_scalars(collector, new[1])
+
+    def _losses(self, tally: Tally, seconds: float) -> dict[str, float]:
+        return self._spent.losses(seconds, tally.mean_s, tally.slowest_s, self._driver.clock.seconds)
 
     def _note_scalars(self, collector: Collector, seconds: float) -> None:
         if self._scalars is not None:
@@ -134,7 +143,7 @@ class Monitor:
         """Write the last point of the curves: the file has all episodes now."""
         if self._scalars is not None:
             self._scalars.is_ending = True
-            self._note_scalars(collector, 0.0)
+            self._note_scalars(collector, self._driver.clock.now - self._looked_at if self._looked_at else 0.0)
             self._scalars.close()
 
     def pause(self) -> None:

@@ -1,13 +1,12 @@
 """Telling how far a run is: a bar, drawn by tqdm, on a terminal, a plain line every 10 s in a log file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
 
 from mpi_rollout.collect.episode_goal import EpisodeGoal
-from mpi_rollout.process.clock import Clock
 from mpi_rollout.process.console import say
 from mpi_rollout.process.terminal import Stderr, Terminal, open_terminal
 from mpi_rollout.text import counted
@@ -19,34 +18,29 @@ LEAST_BAR = len(" 34%|##########| ")
 
 
 class Done(NamedTuple):
-    """How far a run is; `step_s` has each rank's seconds in its envs so far."""
+    """How far a run is; `step_s` has each rank's seconds in its envs so far, `losses` are those since the last one."""
 
     num_steps: int
     env_steps: int
     env_steps_per_s: float
     step_s: np.ndarray
+    losses: Mapping[str, float]
     goal: EpisodeGoal | None = None
 
+    @property
+    def shares(self) -> list[str]:
+        """The shares of the time, in words."""
+        return [f"{name} {100 * share:z.0f}%" for name, share in self.losses.items()]
 
-class Recent:
-    """Where the time went since the last asking."""
 
-    def __init__(self, clock: Clock):
-        self._clock, self._before = clock, dict(clock.seconds)
+class Slowest:
+    """Finds the rank that keeps the others waiting."""
+
+    def __init__(self) -> None:
         self._step_s: np.ndarray | float = 0.0
 
-    def shares(self) -> str:
-        """Return the shares of envs, exchange, policy and writing."""
-        now = dict(self._clock.seconds)
-        spent = {phase: now[phase] - self._before[phase] for phase in now}
-        self._before = now
-        total = sum(spent.values()) - spent["other"] or 1.0  # Other is no part of a step.
-        exchange = spent["send"] + spent["gather"] + spent["wait"]
-        parts = {"envs": spent["step"], "exchange": exchange, "policy": spent["policy"], "write": spent["write"]}
-        return ", ".join(f"{name} {100 * value / total:.0f}%" for name, value in parts.items())
-
-    def slowest(self, step_s: np.ndarray) -> str:
-        """Return the rank that keeps the others waiting, if one does.
+    def since(self, step_s: np.ndarray) -> str:
+        """Name it, if there is one since the last asking.
 
         Parameters
         ----------
@@ -73,11 +67,11 @@ class Bar:
 
     every_s = BAR_EVERY_S
 
-    def __init__(self, num_steps: int, clock: Clock, terminal: Terminal | Stderr, instead: "Lines"):
+    def __init__(self, num_steps: int, terminal: Terminal | Stderr, instead: "Lines"):
         from tqdm import tqdm  # Only where there is a bar.
 
         self._tqdm, self._terminal, self._instead = tqdm, terminal, instead
-        self._total, self._recent = num_steps, Recent(clock)
+        self._total, self._slowest = num_steps, Slowest()
         self._begin: tuple[float, float] | None = None
         self._num_columns = 0  # The width of what is shown.
 
@@ -93,8 +87,8 @@ class Bar:
             self._left(reached, now),
             "" if done.goal is None else f"{done.goal.num_ended:,}/{counted(done.goal.num_episodes, 'episode')}",
             f"{done.num_steps:,}/{counted(self._total, 'step')}",
-            *self._recent.shares().split(", "),
-            self._recent.slowest(done.step_s),
+            *done.shares,
+            self._slowest.since(done.step_s),
             counted(done.env_steps, "env step"),
         ]
         self._num_columns = max(self._terminal.columns - len("^C "), 1)  # What is shown stays in one line.
@@ -143,8 +137,8 @@ def fitting(parts: Sequence[str], num_columns: int) -> str:
 class Lines:
     """A plain line now and then, for logs; the first after a second, so that one sees that it runs."""
 
-    def __init__(self, num_steps: int, clock: Clock, every_s: float = 1.0):
-        self._total, self._recent, self.every_s = num_steps, Recent(clock), every_s
+    def __init__(self, num_steps: int, every_s: float = 1.0):
+        self._total, self._slowest, self.every_s = num_steps, Slowest(), every_s
 
     def tell(self, done: Done) -> None:
         self.every_s = LINE_EVERY_S
@@ -154,8 +148,8 @@ class Lines:
             "" if done.goal is None else f"{done.goal.num_ended:,} of {counted(done.goal.num_episodes, 'episode')}",
             counted(done.env_steps, "env step"),
             f"{done.env_steps_per_s:,.0f} env steps/s",
-            self._recent.shares(),
-            self._recent.slowest(done.step_s),
+            *done.shares,
+            self._slowest.since(done.step_s),
         ]
         say(", ".join(filter(None, parts)) + "\n", patience_s=0.0)
 
@@ -163,8 +157,8 @@ class Lines:
         pass
 
 
-def make_progress(kind: str, num_steps: int, clock: Clock) -> Bar | Lines:
+def make_progress(kind: str, num_steps: int) -> Bar | Lines:
     """Make what `--progress` names; `auto` is a bar where a terminal shows it, else lines; `none` never tells."""
-    lines = Lines(num_steps, clock, float("inf") if kind == "none" else 1.0)
+    lines = Lines(num_steps, float("inf") if kind == "none" else 1.0)
     terminal = open_terminal() if kind in ("auto", "bar") else None
-    return Bar(num_steps, clock, terminal or Stderr(), lines) if kind == "bar" or terminal else lines
+    return Bar(num_steps, terminal or Stderr(), lines) if kind == "bar" or terminal else lines

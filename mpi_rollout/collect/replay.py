@@ -19,6 +19,7 @@ from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import describe_leaves
 from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.recall import rows_at_a_time
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, UsageError
@@ -31,7 +32,6 @@ from mpi_rollout.text import counted
 if TYPE_CHECKING:
     from mpi_rollout.data.columns import Column  # For the root alone: imports are the job's start-up time.
 
-READ_NBYTES = 2**24  # How much of a column is read at a time.
 WAY_OUT = "keep what there is with mpi_rollout recover"
 OTHER_DATA = "continue it with the versions that began it, move it away, or use another --out"
 MOST_SAID = 8  # Envs that are named one by one.
@@ -112,11 +112,16 @@ class Replay:
             Called before steps are taken; may raise to end the run.
         """
         self.begin()
-        start_s = perf_counter()
+        start_s, is_silent = perf_counter(), bool(way_out)
         while not self.is_over:
             on_steps()
+            taken_s = perf_counter() - start_s
             if not self._past.is_by_episodes:
-                check_history(perf_counter() - start_s, self.num_steps, self._past.num_steps, way_out)
+                check_history(taken_s, self.num_steps, self._past.num_steps, way_out)
+            if is_silent and taken_s > LEARNING_S:
+                is_silent, first = False, self._past.first_step  # Nothing else shows that the program works.
+                steps = f"{self.num_steps - first:,} of {counted(self._past.num_steps - first, 'step')}"
+                say(f"mpi_rollout: takes the steps before again: {steps} in {taken_s:.0f} s\n")
             self.advance()
         return self.differences
 
@@ -179,7 +184,7 @@ class StoredRows:
     def __init__(self, rows: "Column | np.ndarray", num_rows: int):
         self._source, self._num_rows = rows, num_rows
         self._first, self._rows = 0, np.asarray(rows[:0])
-        self._most = max(1, READ_NBYTES // max(1, self._rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))))
+        self._most = rows_at_a_time([rows])
 
     def between(self, start: int, stop: int) -> np.ndarray:
         if not self._first <= start <= stop <= self._first + len(self._rows):
@@ -200,7 +205,7 @@ def check_history(taken_s: float, num_taken: int, num_steps: int, way_out: str) 
         whole_s = taken_s * num_steps / num_taken
         if whole_s > LONGEST_HISTORY_S:
             raise UsageError(
-                f"these natively vectorized envs come back by all of their {num_steps:,} steps, which would take "
+                f"these envs come back by all of their {num_steps:,} steps, which would take "
                 f"{whole_s / 60:,.0f} minutes here, and {LONGEST_HISTORY_S / 60:,.0f} are the most; {way_out}"
             )
 
@@ -239,7 +244,7 @@ def bring_back(driver: Driver, past: Past, columns: Columns, on_steps: Callable[
     if differences and not past.is_by_episodes:
         index, first = earliest(differences)
         raise DataError(
-            f"env {index} did not reproduce step {first.step:,}, and natively vectorized envs go on from "
+            f"env {index} did not reproduce step {first.step:,}, and envs without a seed for each episode go on from "
             "where they were or not at all; is another version of them, or of what they use, installed?"
         )
     driver.call_ranks("end_replay", sorted(differences))

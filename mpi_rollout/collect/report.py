@@ -131,7 +131,7 @@ class RunFigures:
     def lines(self) -> list[str]:
         """All of it, for people."""
         slowest = int(np.argmax(self.step_s))
-        shares = ", ".join(f"{name} {100 * share:.1f}%" for name, share in self.losses.items())
+        shares = ", ".join(f"{name} {100 * share:z.1f}%" for name, share in self.losses.items())
         num_taken = self.num_steps - self.num_steps_before
         lines = [
             f"{counted(self.env_steps, 'env step')} in {self.seconds:.2f} s: {self.env_steps_per_s:,.0f} env steps/s "
@@ -146,10 +146,11 @@ class RunFigures:
         if self.fragment_length > 1 or self.inference == "workers":
             who = "the ranks chose the actions" if self.inference == "workers" else "rank 0 sent the actions"
             lines += [f"fragments of {counted(self.fragment_length, 'step')} at most; {who}"]
-        lines += [
-            f"slowest rank: {slowest} ({self.ranks[slowest]['host']}), {self.step_s[slowest]:.2f} s in its envs; ranks "
-            f"on average {self.mean_s:.2f} s"
-        ]
+        if self.num_ranks > 1:
+            lines += [
+                f"slowest rank: {slowest} ({self.ranks[slowest]['host']}), {self.step_s[slowest]:.2f} s in its envs; "
+                f"ranks on average {self.mean_s:.2f} s"
+            ]
         state = "complete" if self.complete else "unfinished"
         advice = [f"advice: {self.advice}"] if self.advice else []
         return [*lines, *self._limit_lines(), *self._faults(), *advice, f"file: {self.file} ({state})"]

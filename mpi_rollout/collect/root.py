@@ -2,19 +2,17 @@
 
 import os
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
-from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.episode_goal import make_goal
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RunState
-from mpi_rollout.collect.recall import earlier_observations, remind
 from mpi_rollout.collect.replay import (
     bring_back,
     check_infos,
@@ -40,11 +38,11 @@ from mpi_rollout.drive.actions import (
 from mpi_rollout.drive.blocks import Discard, Sink
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import FragmentLengths, prepare_lengths
+from mpi_rollout.drive.recall import Recall
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
 from mpi_rollout.exchange import job_end
 from mpi_rollout.policies.blocks import BlockPolicy
-from mpi_rollout.policies.memory import PastRows
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.sources import load_model
 from mpi_rollout.process.console import say
@@ -83,7 +81,6 @@ class Root:
         self._state = RunState(output.past, facts.reproducibility != Reproducibility.SLICE)
         self._trace = trace
         self._lengths = FragmentLengths()
-        self._asked: tuple[frozenset[str], Callable[[PastRows], object]] | None = None  # See `recall.remind`.
         self._driver = Driver(worker.exchanges, worker, config.actions)
         self._status = Status(config.path, config.num_steps, config.num_episodes)
         self._monitor = Monitor(config, self._driver, self._state, self._status)
@@ -148,22 +145,19 @@ class Root:
     def _make_source(self) -> ActionSource:
         """Load the policy, on all ranks if they ask it; return where the actions come from."""
         config, policy, driver, most = self._config, self._policy, self._driver, self._lengths.most
-        if config.acts_on_ranks:
-            if config.has_model:
-                takes = PolicyOnRanks(driver, policy, config.actions, config.block, config.seed).takes
-                self._asked = takes, partial(driver.call_ranks, "remind")
+        if config.is_random:
             return RankActions(driver)
+        if config.acts_on_ranks:
+            return RankActions(driver, PolicyOnRanks(driver, policy, config.actions, config.block, config.seed))
         spaces = driver.observation_space, driver.action_space
         model = driver.worker.policy.model or load_model(policy, *spaces)
         if policy.call is not None and not config.asks_in_blocks and not model.takes:
             return PolicyActions(driver, policy.call, most)
         if most > 1:
             raise too_short(most, "leave out --policy-on root" if config.has_model else f"give a {MAKE_POLICY}")
-        has_reset_rows = self._facts.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
-        asked = BlockPolicy(model, *spaces, config.block, config.seed)
-        source = ModelActions(driver, asked, policy.name, has_reset_rows)
-        self._asked = model.takes, source.remind
-        return source
+        has_reset_rows = self._facts.has_reset_rows
+        make = partial(BlockPolicy, model, *spaces, block=config.block, seed=config.seed, has_reset_rows=has_reset_rows)
+        return ModelActions(driver, make, policy.name)
 
     def _resume(self, past: Past) -> Collector:
         """Go on from the last step that an earlier start of the run committed."""
@@ -178,15 +172,12 @@ class Root:
             check_infos(self._driver, str(stored.attributes["spaces"]), source)
             lost = bring_back(self._driver, past, columns, self._monitor.check_stop)
             self._state.catch_up_s = perf_counter() - start
-            if self._asked is not None:
-                remind(self._driver, past, lost, columns, *self._asked, self._monitor.check_stop)
+            self._source.resume(Recall(self._driver, past, lost, columns, self._monitor.check_stop))
             running = past.num_steps - np.minimum(past.starts, past.num_steps)
             self._state.env_steps_before = int(stored.ended["length"].sum() + running.sum())
             say_resumed(source, past, self._config.num_steps, lost, self._state.catch_up_s)
             collector = self._make_collector(lost)
             num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
-            if isinstance(self._source, PolicyActions):
-                self._source.recall = earlier_observations(self._driver, past, columns)
             collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, columns))
         return collector
 
@@ -195,10 +186,10 @@ class Root:
         config, sink = self._config, self._make_sink(lost)
         self._status.tell("running", num_steps=self._state.num_safe)
         reset_seed = config.seed if self._facts.is_native else None
-        has_reset_rows = self._facts.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
-        goal = make_goal(config, has_reset_rows, self._state.past, lost)
+        goal = make_goal(config, self._facts.has_reset_rows, self._state.past, lost)
         options = CollectorOptions(NUM_BLOCKS, config.batch_size or 1, reset_seed, lengths=self._lengths, goal=goal)
         self._state.collector = Collector(self._driver, self._source, sink, options, self._monitor)
+        self._driver.clock.lap("other")  # No step waited while the file was made.
         return self._state.collector
 
     def _make_sink(self, lost: Mapping[int, int]) -> Sink:

@@ -10,15 +10,12 @@ from threading import Timer
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from gymnasium.vector import AutoresetMode
-
 from mpi_rollout.collect.root import Root
 from mpi_rollout.collect.scalars import check_log_dir
-from mpi_rollout.collect.trace import Trace
+from mpi_rollout.collect.trace import Trace, check_trace
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.partition import Division
-from mpi_rollout.core.policy_kinds import CALLED, MADE, RANDOM, kind_of_name
+from mpi_rollout.core.policy_kinds import FORMATS, MADE, kind_of_name
 from mpi_rollout.core.seeding import seed_global_generators
 from mpi_rollout.envs.bare import Limit
 from mpi_rollout.envs.env_maker import make_slice, maker_of
@@ -29,9 +26,8 @@ from mpi_rollout.exchange.surviving import check_ulfm, is_ulfm_on
 from mpi_rollout.policies.model import PolicySource, make_model
 from mpi_rollout.policies.sources import find_source, load_model
 from mpi_rollout.process.console import name_of_stop, share_line
-from mpi_rollout.process.interrupts import STOP_SIGNALS
+from mpi_rollout.process.interrupts import STOP_SIGNALS, HeardTwice
 from mpi_rollout.process.launcher import be_last, end_with_launcher, guard, release
-from mpi_rollout.process.paths import located
 from mpi_rollout.process.terminal import find_terminal
 from mpi_rollout.ranks import agreement
 from mpi_rollout.ranks.agreement import as_refusals
@@ -40,11 +36,10 @@ from mpi_rollout.ranks.set_up import (
     Plan,
     RankEnvs,
     assemble,
-    check_batch_size,
+    divided,
     make_rank_envs,
     unwatched_by_gc,
 )
-from mpi_rollout.storage.ownership import check_place
 from mpi_rollout.storage.values import check_storable
 from mpi_rollout.text import counted
 
@@ -80,7 +75,8 @@ def run(config: RolloutConfig) -> int:
 def _run(config: RolloutConfig) -> int:
     comm = agreement.come_together(config.start_timeout_s)
     with job_end.all_or_none(comm):
-        with job_end.no_early_end(comm, others_go_on=config.on_rank_loss == "shrink"):
+        others_go_on = config.on_rank_loss == "shrink"
+        with job_end.no_early_end(comm, others_go_on), HeardTwice(partial(job_end.interrupt_hanging, comm)):
             code, timer = _collect(config, comm, _hear_signals())
         for number in STOP_SIGNALS:  # Their handlers hold the envs.
             signal.signal(number, lambda *_: None)
@@ -196,7 +192,9 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         envs = make_slice(plan.make, range(1), config.seed, on_fault=plan.on_fault)
         facts = EnvFacts.of(envs).portable()
         check_facts(config, facts)
-        if source.kind not in (RANDOM, CALLED):
+        if plan.make_model is not None:
+            plan.make_model()
+        elif source.kind in FORMATS:
             load_model(source, facts.observation_space, facts.action_space)
         size = check_free_space(config, Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs))
         envs.close()
@@ -214,9 +212,7 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
     UsageError
         There are too few envs for so many ranks, or nothing makes them.
     """
-    is_first_ready, make = config.batch_size is not None, (config.policy, config.policy_kwargs, config.policy_device)
-    division = Division(config.num_envs, num_ranks, config.root_envs, config.num_groups, is_first_ready)
-    check_batch_size(division, config.batch_size or 1)
+    division = divided(config, config.num_envs, num_ranks)
     return Plan(
         maker_of(config),
         division,
@@ -226,7 +222,7 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
         wait=config.wait,
         is_random=config.is_random,
         has_policy=config.acts_on_ranks and config.has_model,
-        make_model=partial(make_model, *make) if kind_of_name(config.policy) == MADE else None,
+        make_model=partial(make_model, config.policy, config) if kind_of_name(config.policy) == MADE else None,
         keeps_extras=config.store_extras and config.trajectories,
         infos=config.store_infos or "none",
         keeps_infos=bool(config.store_infos),
@@ -236,10 +232,11 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
 
 def check_facts(config: RolloutConfig, facts: EnvFacts | None) -> None:
     """Refuse envs that a run cannot step or store so; a rank without envs knows of none."""
-    has_reset_rows = facts is None or facts.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
-    if config.on_rank_loss == "shrink" and not has_reset_rows:
+    if facts is None:
+        return
+    if config.on_rank_loss == "shrink" and not facts.has_reset_rows:
         raise UsageError("--on-rank-loss shrink is for envs that begin the next episode in the step after an end")
-    if config.trajectories and facts is not None:
+    if config.trajectories:
         check_storable(facts.observation_space, facts.action_space)
 
 
@@ -248,7 +245,7 @@ def check_places(config: RolloutConfig) -> None:
     if config.log_dir:
         check_log_dir(config.log_dir)
     if config.trace:
-        check_place("trace", config.trace, located(config.trace))
+        check_trace(config, config.trace)
 
 
 def fingerprint(config: RolloutConfig, rank_envs: RankEnvs) -> dict[str, str]:

@@ -5,7 +5,7 @@ import os
 from dataclasses import replace
 
 from mpi_rollout.collect.collector import Collector
-from mpi_rollout.collect.monitor import LostRanks, Monitor, RunState
+from mpi_rollout.collect.monitor import LostRanks, Monitor, RankReport, RunState
 from mpi_rollout.collect.report import RunFigures
 from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig
@@ -14,7 +14,7 @@ from mpi_rollout.drive.driver import Driver
 from mpi_rollout.errors import Interrupted, PolicyError, RankError, RolloutError, StorageError, UsageError, as_flag
 from mpi_rollout.exchange import world
 from mpi_rollout.process.clock import utc_now
-from mpi_rollout.process.console import STDOUT, say
+from mpi_rollout.process.console import STDOUT, fitted, say
 from mpi_rollout.storage.status import Status, is_batch_job
 from mpi_rollout.text import counted
 
@@ -40,7 +40,7 @@ class RunEnd:
         """Close the file of a run that has taken all of its steps; print its summary; return the exit code."""
         figures = self._close(collector, complete=True)
         self._tell_status("complete", 0, figures.file)
-        self._print(json.dumps(figures.as_dict()) if self._config.json else "\n".join(figures.lines()))
+        self._print(json.dumps(figures.as_dict()) if self._config.json else "\n".join(fitted(figures.lines(), 4)))
         return 0
 
     def fail(self, error: RolloutError) -> int:
@@ -103,10 +103,19 @@ class RunEnd:
         from mpi_rollout.storage.run_file import Ending
 
         self._monitor.progress.close()
-        config, state, tally = self._config, self._state, collector.tally
-        ranks, exchange = self._lost_ranks.reports(), self._driver.lanes[0].exchange
+        state, tally, ranks = self._state, collector.tally, self._lost_ranks.reports()
+        figures = self._figures(collector, ranks, complete)
+        totals = tally.env_steps, state.seconds, ranks, state.limit
+        file = state.file.finish(Ending(utc_now(), *totals, complete, figures.advice))
+        state.file.values.say_warnings(as_flag)
+        self._monitor.end_scalars(collector)
+        self._trace.write(self._driver)
+        return replace(figures, file=file, wrong_values=state.file.values.wrong)
+
+    def _figures(self, collector: Collector, ranks: list[RankReport], complete: bool) -> RunFigures:
+        config, state, tally, exchange = self._config, self._state, collector.tally, self._driver.lanes[0].exchange
         length = collector.lengths.longest
-        figures = RunFigures(
+        return RunFigures(
             file=state.file.part,
             num_ranks=len(ranks),
             num_envs=config.num_envs,
@@ -138,13 +147,6 @@ class RunEnd:
             policy_kind=kind_of_name(config.policy),
             compression=config.compression,
         )
-        totals = tally.env_steps, state.seconds, ranks, state.limit
-        file = state.file.finish(Ending(utc_now(), *totals, complete, figures.advice))
-        state.file.say_warnings(as_flag)
-        self._monitor.end_scalars(collector)
-        self._trace.write(self._driver)
-        values = state.file.values
-        return replace(figures, file=file, wrong_values=values.wrong if values is not None else [])
 
     @staticmethod
     def _print(text: str) -> None:

@@ -8,16 +8,17 @@ of tensorboardX and torch take 1 s, because they import torch.
 import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO
 
 import numpy as np
 
 from mpi_rollout.collect.collector import Collector
 from mpi_rollout.errors import Option, StorageError, UsageError
-from mpi_rollout.process.clock import losses
+from mpi_rollout.process.clock import Spent
 from mpi_rollout.process.console import say
 from mpi_rollout.process.paths import located
-from mpi_rollout.storage.ownership import check_place
+from mpi_rollout.storage.ownership import check_place, make_folder
 from mpi_rollout.text import pip_install, system_words
 
 LEAST_S, MOST_S, PART = 0.5, 30.0, 500  # Between two points: a part of the time so far, so that files stay small.
@@ -30,6 +31,8 @@ def check_log_dir(path: str) -> None:
     except ImportError as error:
         raise UsageError(Option("log_dir"), f" needs tensorboard; {pip_install('[tensorboard]')}") from error
     folder = located(path)
+    for parent in reversed((folder, *map(str, Path(folder).parents))):
+        make_folder(parent)  # It stays only if there is something in it at the end.
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
@@ -41,7 +44,7 @@ class Scalars:
     """Writes points of a run's curves into a folder, or none any more after the first failure."""
 
     def __init__(self, path: str, in_lockstep: bool):
-        self._path, self._folder, self._in_lockstep = path, located(path), in_lockstep
+        self._path, self._folder, self._spent = path, located(path), Spent(in_lockstep)
         self._file: IO[bytes] | None = None
         self.is_ending = self._is_over = False
         self._next_at = 0.0
@@ -65,19 +68,20 @@ class Scalars:
             return
         self._began_at = self._began_at or now
         self._next_at = now + min(max((now - self._began_at) / PART, LEAST_S), MOST_S)
-        tally, phases = collector.tally, collector.clock.seconds
-        sums = np.array([tally.env_steps, tally.mean_s, tally.slowest_s, *phases.values(), *ended])
+        tally, sums = collector.tally, np.array([collector.tally.env_steps, *ended])
+        losses = self._spent.losses(self._seconds, tally.mean_s, tally.slowest_s, collector.clock.seconds)
         if not len(self._before):  # What came before was no step; episodes count from the first one on.
             sums[-len(ended) :] = 0
-        elif self._seconds:
-            self._write(env_steps_before, tally.env_steps, self._values(sums - self._before, phases))
+        elif (sums != self._before).any():
+            self._write(env_steps_before, tally.env_steps, self._values(sums - self._before, losses))
         self._before, self._seconds = sums, 0.0
 
-    def _values(self, new: np.ndarray, phases: Mapping[str, float]) -> dict[str, float]:
-        env_steps, mean_s, slowest_s, *spent, num_ended, returns, lengths = new.tolist()
-        shares = losses(self._seconds, mean_s, slowest_s, dict(zip(phases, spent, strict=True)), self._in_lockstep)
-        values = {"throughput/env_steps_per_s": env_steps / self._seconds}
-        values |= {f"time/{name}": share for name, share in shares.items()}
+    def _values(self, new: np.ndarray, losses: Mapping[str, float]) -> dict[str, float]:
+        env_steps, num_ended, returns, lengths = new.tolist()
+        values = {}
+        if env_steps and self._seconds:  # Else these are episodes of the last point, which the file has only now.
+            values = {f"time/{name}": share for name, share in losses.items()}
+            values["throughput/env_steps_per_s"] = env_steps / self._seconds
         if num_ended:
             values |= {"episodes/return_mean": returns / num_ended, "episodes/length_mean": lengths / num_ended}
         return values | {"episodes/ended": num_ended}

@@ -7,79 +7,78 @@ hosts are put beside that of rank 0 by the quickest of some calls: they are off 
 import gzip
 import json
 import os
-import re
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.drive.driver import Driver
-from mpi_rollout.errors import RankLost
-from mpi_rollout.process.clock import Clock
+from mpi_rollout.errors import Option, RankLost, UsageError
+from mpi_rollout.process.clock import WORDS, Clock
 from mpi_rollout.process.console import say
 from mpi_rollout.process.paths import located
 from mpi_rollout.ranks.worker import Worker
+from mpi_rollout.storage.ownership import check_place
+from mpi_rollout.storage.status import status_path
 from mpi_rollout.text import system_words
 
 MOST_EVENTS = 50_000  # Of a rank: 5 MB of JSON.
+EVENT = b'[{"name": "'  # How a trace begins.
 NUM_CALLS = 10  # To compare the clocks of hosts.
 Lap = tuple[str, float, float, int]  # The phase, its begin and end in seconds, and the step.
 
 
 class TracingClock(Clock):
-    """Keeps the laps of some steps, counted from `begin` on.  A lap takes 1 us, and 0.3 us when it has them all."""
+    """Keeps the laps of these steps, counted from `begin` on.  A lap takes 1 us, and 0.3 us when it has them all."""
 
-    def __init__(self, num_steps: Callable[[], int]):
+    def __init__(self, steps: range, num_steps: Callable[[], int]):
         super().__init__()
         self.num_steps, self.laps = num_steps, list[Lap]()
-        self._steps, self._is_on = range(0), False
+        self._steps, self._kept, self._is_on = steps, range(0), False
 
-    def begin(self, first: int, stop: int) -> float:
-        """Keep the laps from `first` to `stop` - 1, counted from now; return the time."""
+    def begin(self) -> float:
+        """Keep laps from now on; return the time."""
         self.laps.clear()
-        base = self.num_steps()
-        self._steps, self._is_on = range(base + first, base + stop), True
+        now = self.num_steps()
+        self._kept, self._is_on = range(now + self._steps.start, now + self._steps.stop), True
         return perf_counter()
 
     def lap(self, phase: str) -> float:
         start, elapsed_s = self.now, super().lap(phase)
         if self._is_on:
             step = self.num_steps() - (phase not in ("policy", "send", "wait"))  # The others follow upon a step.
-            if step >= self._steps.stop or len(self.laps) == MOST_EVENTS:
+            if step >= self._kept.stop or len(self.laps) == MOST_EVENTS:
                 self._is_on = False
-            elif step >= self._steps.start:
+            elif step >= self._kept.start:
                 self.laps.append((phase, start, self.now, step))
         return elapsed_s
+
+    def take(self) -> tuple[str, list[Lap]]:
+        """Return this host and what was kept."""
+        return os.uname().nodename, self.laps
 
 
 class Trace:
     """The trace of a run, on every rank; the root begins and writes it.  Without `--trace` it does nothing."""
 
     def __init__(self, config: RolloutConfig, worker: Worker):
-        self._path, self._offsets = config.trace, [0.0]
-        ranks, self._steps = trace_part(config.trace_part)
+        self._path, self._offsets, self._has_envs = config.trace, [0.0], bool(worker.slices)
         if self._path is not None:
-            if worker.rank in ranks:
-                worker.clock = TracingClock(lambda: max((one.num_steps for one in worker.slices), default=0))
-            worker.methods |= {"begin_trace": self._begin, "take_trace": self._laps}
-        self._clock, self._has_envs = worker.clock, bool(worker.slices)
-
-    def _begin(self, first: int, stop: int) -> float:
-        return self._clock.begin(first, stop) if isinstance(self._clock, TracingClock) else perf_counter()
-
-    def _laps(self) -> tuple[str, list[Lap]]:
-        laps = self._clock.laps if isinstance(self._clock, TracingClock) else []
-        return os.uname().nodename, laps
+            ranks, steps = config.traced
+            self._clock = worker.clock = TracingClock(
+                steps if worker.rank in ranks else range(0), lambda: max(one.num_steps for one in worker.slices)
+            )
+            worker.methods |= {"begin_trace": self._clock.begin, "take_trace": self._clock.take}
 
     def begin(self, driver: Driver, num_steps: Callable[[], int]) -> None:
         """Compare the clocks and begin; `num_steps` is of the run."""
         if self._path is None:
             return
-        if isinstance(self._clock, TracingClock) and not self._has_envs:
+        if not self._has_envs:
             self._clock.num_steps = num_steps
         best_s = float("inf")
         for _ in range(NUM_CALLS):
             start = perf_counter()
-            times = driver.call_ranks("begin_trace", self._steps.start, self._steps.stop)
+            times = driver.call_ranks("begin_trace")
             elapsed_s = perf_counter() - start
             if elapsed_s < best_s:
                 best_s, self._offsets = elapsed_s, [start + elapsed_s / 2 - rank_s for rank_s in times]
@@ -97,19 +96,36 @@ class Trace:
 
     def _events(self, reports: Sequence[tuple[str, list[Lap]]]) -> list[dict[str, object]]:
         events: list[dict[str, object]] = []
-        zero_s = min((laps[0][1] for _, laps in reports[:1] if laps), default=0.0)
-        for rank, (host, laps) in enumerate(reports):
-            offset_s = 0.0 if host == reports[0][0] else self._offsets[rank]
+        offsets = [0.0 if host == reports[0][0] else self._offsets[rank] for rank, (host, _) in enumerate(reports)]
+        starts = [laps[0][1] + offset_s for (_, laps), offset_s in zip(reports, offsets, strict=True) if laps]
+        zero_s = min(starts, default=0.0)
+        for rank, ((host, laps), offset_s) in enumerate(zip(reports, offsets, strict=True)):
             if laps:
                 name = {"name": f"rank {rank} ({host})"}
                 events.append({"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": name})
             for phase, start, end, step in laps:
-                us = {"ts": round(1e6 * (start + offset_s - zero_s), 3), "dur": round(1e6 * (end - start), 3)}
-                events.append({"name": phase, "ph": "X", "pid": rank, "tid": 0, **us, "args": {"step": step}})
+                first, stop = (round(1e9 * (time_s + offset_s - zero_s)) for time_s in (start, end))
+                us = {"ts": first / 1000, "dur": max(stop - first - 1, 0) / 1000}  # Viewers nest events that touch.
+                event = {"name": WORDS.get(phase, phase), "ph": "X", "pid": rank, "tid": 0, "args": {"step": step}}
+                events.append(event | us)
         return events
 
 
-def trace_part(text: str) -> tuple[range, range]:
-    """Read the ranks and steps of `--trace-part`, which was checked."""
-    first_rank, last_rank, first, last = map(int, re.findall(r"\d+", text))
-    return range(first_rank, last_rank + 1), range(first, last + 1)
+def check_trace(config: RolloutConfig, path: str) -> None:
+    """Refuse a place that cannot be written, or where the trace would replace something else at the run's end."""
+    place = os.path.realpath(located(path))
+    check_place("trace", path, place)
+    if place in map(os.path.realpath, (config.path, f"{config.path}.part", status_path(config.path))):
+        raise UsageError(Option("trace", path), ": the run itself writes this file; give the trace another name")
+    if os.path.exists(place) and not _is_trace(place):
+        raise UsageError(Option("trace", path), " exists and is no trace; move it away or give the trace another name")
+
+
+def _is_trace(place: str) -> bool:
+    if not os.path.isfile(place):  # To open a pipe would wait for whoever reads it.
+        return False
+    try:
+        with (gzip.open if place.endswith(".gz") else open)(place, "rb") as file:
+            return file.read(len(EVENT)) in (EVENT, b"[]", b"")
+    except (OSError, EOFError):  # It is no .gz, or cannot be read.
+        return False

@@ -89,6 +89,6 @@ def _report_lines(report: Mapping[str, Any]) -> list[str]:
     if report["limits"]:
         lines.append(printable(f"recording     {report['limits']}"))
     if "replayed" in report:
-        replayed = f"{counted(report['replayed'], 'episode')} of {counted(report['replayed_steps'], 'step')}"
-        lines.append(f"replay        {replayed} from seed and actions: every byte the same")
+        replayed = f"{counted(report['replayed'], 'episode')}, {counted(report['replayed_steps'], 'step')} in all"
+        lines.append(f"replay        {replayed}, from seed and actions: every byte the same")
     return lines

@@ -11,7 +11,7 @@ from typing import Any
 
 from mpi_rollout.config import ENV_OPTIONS, flag
 from mpi_rollout.errors import Interrupted, RolloutError, UsageError, as_flag
-from mpi_rollout.options import Commands, Parser, add_run_options, path
+from mpi_rollout.parser import Commands, Parser, add_run_options, path
 from mpi_rollout.process.console import fitted, say, show
 
 COMPRESSIONS = "none", "gzip"
@@ -55,8 +55,8 @@ def add_list(commands: Commands) -> None:
 def _list(options: argparse.Namespace) -> int:
     from mpi_rollout.commands.listing import list_runs
 
-    show(list_runs(options.folders or ["results" if os.path.isdir("results") else "."], options.json))
-    return 0
+    folders = options.folders or ["results" if os.path.isdir("results") else "."]
+    return _show(list_runs(folders, options.json), options.json)
 
 
 def add_verify(commands: Commands) -> None:
@@ -181,9 +181,7 @@ def _add(
     description: str | None = None,
 ) -> Parser:
     parser = commands.add_parser(name, help=words, description=description)
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON, one line for each result; `list` prints one line"
-    )
+    parser.add_argument("--json", action="store_true", help="print each result as one line of JSON")
     parser.set_defaults(command=command)
     return parser
 

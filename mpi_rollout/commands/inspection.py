@@ -13,19 +13,12 @@ from typing import Any
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.errors import UsageError
+from mpi_rollout.process.clock import WORDS
 from mpi_rollout.storage.ownership import check_place
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.text import counted, printable
 
 PATIENCE_S = 20.0  # `inspect` reads little, and its user waits.
-PHASES = {  # The words for `clock.PHASES`; measuring the limit is not the run.
-    "step": "stepping envs",
-    "gather": "gathering the ranks' data",
-    "wait": "waiting for orders",
-    "send": "sending orders",
-    "policy": "policy",
-    "write": "waiting for the disk",
-}
 LEAST_SHARE = 0.001
 Summary = Mapping[str, Any]  # What a child says of a file.
 
@@ -76,9 +69,10 @@ def _head(summary: Summary) -> list[str]:
     elif summary["recovered"]:
         state = f"what a run that did not end had committed, recovered {summary['recovered']}"
     promised = Reproducibility(summary["reproducibility"])
+    is_said = config["vectorization_mode"] != "sync" or promised is not Reproducibility.EPISODE
     origin = [
         f"run           {counted(config['num_envs'], 'env')}, seed {config['seed']}, policy {_policy(summary)}, "
-        f"{config['vectorization_mode']}" + f", {promised.words}" * (config["vectorization_mode"] != "sync")
+        f"{config['vectorization_mode']}" + f", {promised.words}" * is_said
     ]
     if summary["limits"]:
         on_ranks = "" if config["policy"] == "trainer" else f", policy on the ranks {config['policy']}"
@@ -105,10 +99,10 @@ def _head(summary: Summary) -> list[str]:
 
 def _ranks(ranks: Sequence[Summary]) -> list[str]:
     """Return lines about where the ranks were, if there were several hosts, and where their time went."""
-    seconds = {phase: sum(rank["seconds"][phase] for rank in ranks) for phase in PHASES}
+    seconds = {phase: sum(rank["seconds"][phase] for rank in ranks) for phase in WORDS}
     if not math.isfinite(total := sum(seconds.values())) or total <= 0:
         return []
-    parts = [f"{PHASES[phase]} {part / total:.1%}" for phase, part in seconds.items() if part / total >= LEAST_SHARE]
+    parts = [f"{WORDS[phase]} {part / total:.1%}" for phase, part in seconds.items() if part / total >= LEAST_SHARE]
     lines = [f"time          of all ranks: {', '.join(parts)}"]
     hosts = sorted({rank["host"] for rank in ranks})
     for host in hosts if len(hosts) > 1 else ():

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from mpi_rollout.errors import UsageError
 from mpi_rollout.storage.status import is_running, read_status
-from mpi_rollout.text import printable
+from mpi_rollout.text import aligned, printable
 
 STATUS_ENDING = ".status.json"
-COLUMNS = ("run", "state", "steps", "starts", "updated", "message")
+COLUMNS = ("run", "state", "steps", "starts", "updated (UTC)", "message")
 
 
 def list_runs(folders: Sequence[str], as_json: bool = False) -> list[str]:
@@ -18,7 +18,11 @@ def list_runs(folders: Sequence[str], as_json: bool = False) -> list[str]:
     runs = [run for folder in folders for run in runs_of(folder)]
     if as_json:
         return [json.dumps(runs)]
-    return table(runs) if runs else [f"no runs in {', '.join(folders)}: there is no *{STATUS_ENDING}"]
+    if not runs:
+        return [f"no runs in {', '.join(folders)}: there is no *{STATUS_ENDING}"]
+    rows = [COLUMNS, *map(_words_of, runs)]
+    num_columns = len(COLUMNS) - (not any(row[-1] for row in rows[1:]))  # A column of messages only if there is one.
+    return aligned([row[:num_columns] for row in rows], num_columns)
 
 
 def runs_of(folder: str) -> list[dict[str, object]]:
@@ -46,13 +50,6 @@ def _state(out: str, status: Mapping[str, object]) -> dict[str, str]:
     return {"state": "killed"} if status.get("state") == "running" and not is_running(out, status) else {}
 
 
-def table(runs: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return lines for people."""
-    rows = [COLUMNS, *map(_words_of, runs)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, words, widths)).rstrip() for words in rows]
-
-
 def _words_of(run: Mapping[str, object]) -> tuple[str, ...]:
     num_steps, total = run.get("num_steps"), run.get("of_num_steps")
     steps = f"{num_steps} of {total}"
@@ -62,5 +59,6 @@ def _words_of(run: Mapping[str, object]) -> tuple[str, ...]:
         steps = f"{num_steps:,} of {total:,} ({100 * num_steps // total}%)"
     has_ended_badly = run["state"] in ("interrupted", "failed")
     message = str(run.get("message", "")).partition("\n")[0] if has_ended_badly else ""
-    words = (str(run["run"]).removesuffix(".h5"), run["state"], steps, run.get("starts"), run.get("updated"), message)
+    updated = str(run.get("updated") or "")[:16].replace("T", " ")  # To the minute: a line then fits into 80 columns.
+    words = (str(run["run"]).removesuffix(".h5"), run["state"], steps, run.get("starts"), updated, message)
     return tuple(printable("" if word is None else str(word)) for word in words)

@@ -1,4 +1,4 @@
-"""`render`: a stored episode once more, from its seed and actions, as a video, by the ffmpeg of imageio-ffmpeg.
+"""`render`: a stored episode once more, from its seed and actions, as .mp4 (imageio-ffmpeg) or .gif (Pillow).
 
 The env is made as for `verify --replay`: its code is never the choice of the file.  Each observation, reward and end is
 compared with what is stored, so that the video shows the episode of the file and no other.
@@ -10,8 +10,9 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from importlib import import_module
 from inspect import Parameter, signature
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,11 +39,8 @@ MODE = "rgb_array"
 NAMES = ("best", "worst", "longest", "first")
 FPS = 30.0  # The frames per second where the env does not say.
 HEADLESS = "for MuJoCo without a display set MUJOCO_GL to egl or osmesa"
-GIF_FILTER = "split[a][b];[a]palettegen[p];[b][p]paletteuse"  # Colours of the video itself, not a fixed set.
-OUTPUT = {
-    ".mp4": ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart", "-f", "mp4"),
-    ".gif": ("-vf", GIF_FILTER, "-f", "gif"),
-}
+PACKAGES = {".mp4": ("imageio_ffmpeg", "imageio-ffmpeg"), ".gif": ("PIL", "Pillow")}
+MP4 = "-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart", "-f", "mp4"
 MOST_FPS = {".mp4": 240.0, ".gif": 50.0}  # A GIF counts in hundredths of seconds, and viewers slow down shorter ones.
 
 
@@ -121,7 +119,8 @@ def check_can_begin(stored: StoredRun, row: np.void) -> None:
     if row["length"] == 0:
         raise UsageError(f"render: {called(row)} has no step: its env failed as it began")
     if row["seed"] < 0:
-        raise UsageError(f"render: {called(row)} was begun without a seed of its own, and cannot be taken again")
+        once = " (--no-episode-seeds)" * (not stored.config.episode_seeds)
+        raise UsageError(f"render: {called(row)} was begun without a seed of its own{once}, and cannot be taken again")
     if resets is not None:
         here = resets[(resets["env_index"] == row["env_index"]) & (resets["step"] == row["start"])]
         if here["options"].any():
@@ -222,13 +221,14 @@ def kind_of(path: str) -> str:
     there.
     """
     kind = os.path.splitext(path)[1].lower()
-    if kind not in OUTPUT:
-        raise UsageError(f"--out must end with {' or '.join(OUTPUT)}, got {path!r}")
+    if kind not in PACKAGES:
+        raise UsageError(f"--out must end with {' or '.join(PACKAGES)}, got {path!r}")
     check_place("out", path)
+    module, package = PACKAGES[kind]
     try:
-        import imageio_ffmpeg  # noqa: F401
+        import_module(module)
     except ImportError as error:
-        raise UsageError(f"render needs imageio-ffmpeg; {pip_install('[video]')}") from error
+        raise UsageError(f"render needs {package} for {kind}; {pip_install('[video]')}") from error
     return kind
 
 
@@ -242,16 +242,36 @@ def write_video(frames: Iterator[np.ndarray], path: str, kind: str, fps: float) 
     temporary, fps = temporary_path(place, "rendering"), min(fps, MOST_FPS[kind])
     try:
         with removed(temporary):
-            film = _write(frames, temporary, kind, fps)
+            first = next(frames)
+            num_frames = (_write_mp4 if kind == ".mp4" else _write_gif)(_alike(first, frames), temporary, fps)
             os.replace(temporary, place)
-            return film
+            return Film(num_frames, first.shape[1], first.shape[0], fps)
     except KeyboardInterrupt:
         raise Interrupted(f"--out {path}: stopped before the video was whole; nothing was written") from None
     except OSError as error:
         raise StorageError(f"--out {path}: cannot write the video: {system_words(error)}") from error
 
 
-def _write(frames: Iterator[np.ndarray], path: str, kind: str, fps: float) -> Film:
+def _alike(first: np.ndarray, frames: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield frames; EnvError if one has another size than the first."""
+    for frame in chain([first], frames):
+        if frame.shape != first.shape:
+            (height, width, _), (rows, columns, _) = first.shape, frame.shape
+            raise EnvError(f"render: a frame of {columns} x {rows} follows one of {width} x {height}")
+        yield frame
+
+
+def _write_gif(frames: Iterator[np.ndarray], path: str, fps: float) -> int:
+    from PIL import Image
+
+    images = [Image.fromarray(frame).convert("P", palette=Image.Palette.ADAPTIVE) for frame in frames]
+    ends = [round(100 * number / fps) for number in range(len(images) + 1)]  # A GIF counts in hundredths of seconds.
+    durations = [10 * (after - before) for before, after in pairwise(ends)]
+    images[0].save(path, "GIF", save_all=True, append_images=images[1:], duration=durations, loop=0)
+    return len(images)
+
+
+def _write_mp4(frames: Iterator[np.ndarray], path: str, fps: float) -> int:
     from imageio_ffmpeg import get_ffmpeg_exe
 
     first, num_frames = next(frames), 0
@@ -259,15 +279,11 @@ def _write(frames: Iterator[np.ndarray], path: str, kind: str, fps: float) -> Fi
     padding = (0, height % 2), (0, width % 2), (0, 0)  # The codec halves the sides of colours.
     size = f"{width + width % 2}x{height + height % 2}"
     source = ("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", f"{fps:g}", "-i", "-")
-    command = [get_ffmpeg_exe(), "-y", "-loglevel", "error", *source, *OUTPUT[kind], path]
+    command = [get_ffmpeg_exe(), "-y", "-loglevel", "error", *source, *MP4, path]
     ffmpeg = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert ffmpeg.stdin is not None
     try:
         for frame in chain([first], frames):
-            if frame.shape != first.shape:
-                raise EnvError(
-                    f"render: a frame of {frame.shape[1]} x {frame.shape[0]} follows one of {width} x {height}"
-                )
             try:
                 ffmpeg.stdin.write(np.pad(frame, padding, "edge").tobytes())
             except BrokenPipeError:  # It says below why it has ended.
@@ -281,4 +297,4 @@ def _write(frames: Iterator[np.ndarray], path: str, kind: str, fps: float) -> Fi
     if ffmpeg.returncode:
         lines = [line.strip() for line in words.decode(errors="replace").splitlines() if line.strip()]
         raise OSError(lines[-1] if lines else "ffmpeg does not say why")
-    return Film(num_frames, width, height, fps)
+    return num_frames

@@ -175,7 +175,7 @@ def rows_of(stored: StoredRun, row: np.void) -> dict[str, np.ndarray]:
 
 
 def replay_history(stored: StoredRun) -> dict[str, int]:
-    """Take all steps of natively vectorized envs again, which cannot begin amid a run.
+    """Take all steps of envs again whose episodes have no seeds: they cannot begin amid a run.
 
     DataError if something differs, UsageError if it would take too long, see `collect.replay`.
     """
@@ -214,7 +214,8 @@ def check_promise(stored: StoredRun, envs: VectorEnv) -> None:
 
 def called(row: np.void) -> str:
     """Return the name of an episode in messages."""
-    return f"the episode of env {row['env_index']} from step {row['start']:,} on, seed {row['seed']},"
+    seed = f", seed {row['seed']}," if row["seed"] >= 0 else ""
+    return f"the episode of env {row['env_index']} from step {row['start']:,} on{seed}"
 
 
 def changed_versions(stored: StoredRun) -> str:

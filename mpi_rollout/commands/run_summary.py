@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpi_rollout.commands import style
-from mpi_rollout.commands.inspection import PHASES
+from mpi_rollout.process.clock import PHASES, WORDS
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.schema import INTERVAL, LIMIT, RANK, is_recording
 from mpi_rollout.storage.untrusted import Tell, count, number, parsed, steadily, text
@@ -20,14 +20,6 @@ from mpi_rollout.text import counted
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LOOKS = {  # Colour and hatch of each phase.
-    "step": (style.BLUE, ""),
-    "gather": (style.GREEN, "\\\\\\"),
-    "wait": (style.LIGHT, "///"),
-    "send": (style.SKY, ""),
-    "policy": (style.ORANGE, "..."),
-    "write": (style.RED, ""),
-}
 FIGURES: dict[str, Callable[[np.ndarray], float]] = {"min": np.min, "median": np.median, "mean": np.mean, "max": np.max}
 MOST_BARS = 32  # With more ranks, an area takes the place of bars.
 MOST_DOTS, NUM_MEANS, MOST_BINS = 5000, 20, 40
@@ -94,7 +86,7 @@ def _ranks(ranks: np.ndarray) -> list[dict[str, object]]:
             "rank": int(row["rank"]),
             "host": row["host"].decode(errors="replace"),
             "num_envs": int(row["num_envs"]),
-            "seconds": {phase: float(row[phase]) for phase in (*PHASES, "other")},
+            "seconds": {phase: float(row[phase]) for phase in PHASES},
         }
         for row in ranks
         if row["host"]
@@ -184,7 +176,7 @@ def _plot_spread(axes: "Axes", values: np.ndarray) -> None:
     if high - low > WIDEST:
         return style.say(axes, f"from {low:.3g} to {high:.3g}")
     bins = _bins(values, low, high)
-    axes.hist(values, bins.tolist(), color=style.SKY, edgecolor="w", linewidth=0.4)
+    axes.hist(values, bins.tolist(), color=style.BLUE, edgecolor="w", linewidth=0.4)
     if len(bins) < 10:  # Without this a single bar is as wide as the panel.
         axes.set_xlim(bins[0] - 5 * (bins[1] - bins[0]), bins[-1] + 5 * (bins[1] - bins[0]))
     axes.axvline(mean, color=style.DARK, linestyle="--", linewidth=1)
@@ -243,7 +235,7 @@ def _times(intervals: np.ndarray) -> np.ndarray:
 def _plot_phases(axes: "Axes", ranks: np.ndarray) -> None:
     style.frame(axes, "Where each rank's time went", "rank", "seconds", "y")
     num_ranks = len(ranks)
-    if not any(ranks[phase].any() for phase in PHASES):  # A recorded trainer has none, nor has a run before its end.
+    if not any(ranks[phase].any() for phase in WORDS):  # A recorded trainer has none, nor has a run before its end.
         return style.say(axes, "not measured")
     if num_ranks > MOST_BARS:  # The root's bar gets a width that can be seen.
         root = -0.025 * num_ranks
@@ -259,14 +251,15 @@ def _plot_phases(axes: "Axes", ranks: np.ndarray) -> None:
         axes.set_xlim(-0.5 - 0.5 * (num_ranks < 4), num_ranks - 0.5 + 0.5 * (num_ranks < 4))
     axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
     style.human_ticks(axes.yaxis)
-    style.legend_below(axes, len(PHASES))
+    style.legend_below(axes, len(WORDS))
 
 
 def _stack(axes: "Axes", places: np.ndarray, ranks: np.ndarray, width: float = 0.0) -> None:
     """Draw bars of some width, or an area."""
     bottom = np.zeros(len(ranks))
-    for phase, (color, hatch) in LOOKS.items():
-        look: dict[str, Any] = {"facecolor": color, "hatch": hatch, "label": PHASES[phase], "edgecolor": "w"}
+    for phase, word in WORDS.items():
+        color, hatch = style.TIME[word]
+        look: dict[str, Any] = {"facecolor": color, "hatch": hatch, "label": word, "edgecolor": "w"}
         if width:
             axes.bar(places, ranks[phase], width, bottom, linewidth=0.4, **look)
         else:

@@ -24,15 +24,26 @@ WIDTH, DOTS_PER_INCH = 8.0, 150  # WIDTH in inches.
 TITLE, NORMAL, SMALL, FINE = 12, 9, 8, 7  # Sizes of texts in points.
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
 DARK, GREY, LIGHT = "0.25", "0.45", "0.87"
-COLORS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, DARK)
-LINES, MARKERS = ("-", "--", "-", "-.", "--", "-", ":"), "os^Dv<Xp>*P"
+# Colour and hatch of words for time.  BLUE is what this program has measured of itself, grey what it is compared with.
+TIME = {
+    "envs": (SKY, ""),
+    **dict.fromkeys(("imbalance", "wait"), (LIGHT, "///")),
+    **dict.fromkeys(("exchange", "gather"), (GREEN, "\\\\\\")),
+    "send": (PURPLE, ""),
+    "policy": (ORANGE, "..."),
+    "write": (RED, ""),
+}
+LINES, MARKERS = ("-", "--", "-.", ":"), "os^Dv<Xp>*P"
 Look = dict[str, Any]  # Keyword arguments of matplotlib.
 
 
-def look(place: int) -> dict[str, str]:
-    """Return the look of a line by its place, if its meaning gives it no colour; 77 looks differ."""
-    kind = place % len(COLORS)
-    return {"color": COLORS[kind], "linestyle": LINES[kind], "marker": MARKERS[place % len(MARKERS)]}
+def look(place: int, number: int) -> dict[str, str]:
+    """Return the look of one of so many lines that are all of this program: a blue, from dark to light."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    color = to_hex(colormaps["Blues"](1 - 0.65 * place / max(1, number - 1)))
+    return {"color": color, "linestyle": LINES[place % len(LINES)], "marker": MARKERS[place % len(MARKERS)]}
 
 
 def new_figure(what: str, height: float) -> "Figure":
@@ -86,35 +97,6 @@ def legend_below(axes: "Axes", num_names: int) -> None:
     legend(axes, **names, loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=3)
 
 
-def label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write to the right of a panel what its lines are, each at its end (x, y, text, colour), none over another.
-
-    Call it when the limits of the panel's axes are set.
-    """
-    texts = [
-        axes.annotate(
-            text, (x, y), (1.01, 0.5), textcoords="axes fraction", color=_darker(color), fontsize=SMALL, va="center"
-        )
-        for x, y, text, color in sorted(ends, key=lambda end: end[1])
-    ]
-    figure = axes.figure.canvas.figure
-    figure.draw_without_rendering()  # Then the panel has its place.
-    height, least = axes.get_window_extent().height, 0.0
-    gap = 1.35 * SMALL * figure.dpi / 72 / height
-    for place, text in enumerate(texts):
-        own = axes.transAxes.inverted().transform(axes.transData.transform(text.xy))[1]
-        least = max(least, min(own, 1 - gap * (len(texts) - 1 - place)))
-        text.set_position((1.01, least))
-        least += gap
-
-
-def _darker(color: str) -> tuple[float, ...]:
-    """Return a colour for text: thin letters in a light colour are hard to read."""
-    from matplotlib.colors import to_rgb
-
-    return tuple(0.7 * part for part in to_rgb(color))
-
-
 def human(value: float, digits: int = 3) -> str:
     """Return a number as people say it: 1.5 k, 20 M; one with more than three digits is written in full: 1,002."""
     value = float(f"{value:.{digits}g}")
@@ -139,17 +121,6 @@ def count_x(axes: "Axes", counts: Sequence[int], most: int = 8) -> None:
     axes.set_xticks(shown, labels=[f"{count:,}" for count in shown])
     axes.tick_params(axis="x", which="minor", bottom=False)
     axes.set_xlim(counts[0] / 1.25, counts[-1] * 1.25)
-
-
-def log_y(axes: "Axes") -> None:
-    """Make y a logarithmic axis of rates or times with two or more numbers on it; call it when all is drawn."""
-    from matplotlib.ticker import LogLocator
-
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 40 else (1,)))
-    human_ticks(axes.yaxis)
-    axes.tick_params(axis="y", which="minor", left=False, labelleft=False)
 
 
 def save_study(figure: "Figure", stem: str) -> list[str]:

@@ -253,6 +253,10 @@ class SlotUnpacker:
         for target, source in self._observations:
             target[rows] = source[start:stop]
 
+    def observation_pairs(self, row: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return views of the observations, and infos, of a row, and of those of the slots' first row."""
+        return [(target[row], source[0]) for target, source in self._observations]
+
     def lay_results(self, row: int, num_rows: int = 1) -> None:
         """Keep the results of the first rows of the slots for `row` and the next ones; lay actions and extras."""
         rows = slice(row, row + num_rows)

@@ -18,7 +18,7 @@ memory.  The formulas and constants are those of `numpy/random/bit_generator.pyx
 import random
 from collections.abc import Iterator
 from enum import StrEnum
-from itertools import count
+from itertools import chain, count, repeat
 
 import numpy as np
 
@@ -57,6 +57,11 @@ def episode_seeds(seed: int, env_index: int, first: int = 0) -> Iterator[int]:
         constant = constant * MULT_B % modulus
         word = word * constant % modulus
         yield word ^ word >> 16
+
+
+def seed_at_first(seed: int, env_index: int) -> Iterator[int | None]:
+    """Yield the seed of one env's first episode, then None: the others go on with the env's own generator."""
+    return chain([next(episode_seeds(seed, env_index))], repeat(None))
 
 
 def seeds_of_episodes(seed: int, env_indices: np.ndarray, episodes: np.ndarray) -> np.ndarray:

@@ -24,9 +24,9 @@ class EpisodeColumns:
     Attributes
     ----------
     arrays
-        Of observations and infos there is one row more for each env, after its last.
+        There is one row more for each env, after its last: of observations and infos the one that followed.
     rows
-        Of the table of episodes.
+        Their rows of the table of episodes.
     has_gaps
         The rows of an episode's observations are not followed by its last one: it is in `final_observations`.
     """
@@ -44,19 +44,16 @@ class EpisodeColumns:
 
 
 class Episode:
-    """One episode; its arrays are views of memory that it shares with others: copy what you keep.
+    """One episode; its arrays are views of memory that it shares with others: copy what you keep."""
 
-    Attributes
-    ----------
-    length
-        The number of its transitions.
-    """
+    __slots__ = ("_columns", "_index", "_states", "_steps")
 
-    __slots__ = ("_columns", "_index", "_place", "_seen_place", "length")
-
-    def __init__(self, columns: EpisodeColumns, index: int, place: int, seen_place: int, length: int):
-        self._columns, self._index, self._place, self._seen_place = columns, index, place, seen_place
-        self.length = length
+    def __init__(self, columns: EpisodeColumns, index: int, steps: slice, states: slice):
+        # Short episodes are many: to make one and an array of it takes Python a third of a microsecond.
+        self._columns = columns
+        self._index = index
+        self._steps = steps
+        self._states = states
 
     def __repr__(self) -> str:
         what = f"env {self.env_index}, start {self.start:,}, length {self.length:,}, return {self.return_:g}"
@@ -76,6 +73,11 @@ class Episode:
     def start(self) -> int:
         """The step of its first transition."""
         return int(self.row["start"])
+
+    @property
+    def length(self) -> int:
+        """The number of its transitions."""
+        return int(self._steps.stop - self._steps.start)
 
     def __len__(self) -> int:
         return self.length
@@ -118,30 +120,29 @@ class Episode:
     @property
     def observations(self) -> Tree:
         """The (length + 1, ...) observations, of which the last came with the last transition."""
-        columns = self._columns
-        if columns.single_observations is not None:  # Short episodes are many: this is half a microsecond.
-            return columns.single_observations[self._seen_place : self._seen_place + self.length + 1]
-        return self._tree("observations", self._seen)
+        whole = self._columns.single_observations
+        return self._tree("observations", self._seen) if whole is None else whole[self._states]
 
     @property
     def actions(self) -> Tree:
         """The (length, ...) actions."""
-        return self._slice("actions") if "actions" in self._columns.arrays else self._tree("actions")
+        whole = self._columns.arrays.get("actions")
+        return self._tree("actions") if whole is None else whole[self._steps]
 
     @property
     def rewards(self) -> np.ndarray:
         """The (length,) rewards, float64."""
-        return self._slice("rewards")
+        return self._columns.arrays["rewards"][self._steps]
 
     @property
     def terminations(self) -> np.ndarray:
         """The (length,) flags, of which the last may be True."""
-        return self._slice("terminations")
+        return self._columns.arrays["terminations"][self._steps]
 
     @property
     def truncations(self) -> np.ndarray:
         """The (length,) flags, of which the last may be True."""
-        return self._slice("truncations")
+        return self._columns.arrays["truncations"][self._steps]
 
     @property
     def extras(self) -> Tree:
@@ -190,17 +191,17 @@ class Episode:
         return group_tree(self._columns.arrays, group, self._columns.spaces.get(group), rows_of or self._slice)
 
     def _slice(self, name: str) -> np.ndarray:
-        return self._columns.arrays[name][self._place : self._place + self.length]
+        return self._columns.arrays[name][self._steps]
 
     def _seen(self, name: str) -> np.ndarray:
         """Return observations or infos, with the last one where it belongs."""
-        rows = self._columns.arrays[name][self._seen_place : self._seen_place + self.length + 1]
+        rows = self._columns.arrays[name][self._states]
         if not self._has_gap:
             return rows
         rows = rows.copy()
         final = self._columns.arrays.get(f"final_{name}")
         if final is not None:
-            rows[-1] = final[self._place + self.length - 1]
+            rows[-1] = final[self._steps.stop - 1]
         elif name.startswith("infos"):
             rows[-1] = np.zeros((), rows.dtype)
         elif self.length:

@@ -19,7 +19,6 @@ from mpi_rollout.storage.stored_run import StoredRun
 
 Bounds: TypeAlias = tuple[float | None, float | None]
 EpisodeRows: TypeAlias = np.ndarray | np.void | Sequence[np.void]  # Rows of a table of episodes: some, or a single one.
-FEW_NBYTES = 64
 SPAN_NBYTES = 2**24
 
 
@@ -30,7 +29,8 @@ class StepSpan:
     Attributes
     ----------
     arrays
-        By the names of columns, of shape (stop - start, envs, ...); observations and infos have the row `stop` as well.
+        By the names of columns, contiguous, of shape (envs, stop - start + 1, ...).  The last row is `stop` of
+        observations and infos, and nothing of others.
     """
 
     start: int
@@ -53,26 +53,27 @@ def spans_of(source: StoredRun, groups: Collection[str], start: int, stop: int, 
     first = start - start % rows
     if first >= last:
         return
-    waiting = _read(source, ahead, first, min(first + rows, last + 1), envs, 1)
+    end = min(first + rows, last)
+    waiting = _read(source, ahead, first, end + (end == last), envs, end)
     for begin in range(first, last, rows):
-        end = min(begin + rows, last)
-        arrays = {name: array[: end - begin + 1] for name, array in waiting.items()}
-        if end - begin == rows:
-            waiting = _read(source, ahead, end, min(end + rows, last + 1), envs, 1)
+        end, arrays = min(begin + rows, last), waiting
+        if end < last:
+            stop = min(end + rows, last)
+            waiting = _read(source, ahead, end, stop + (stop == last), envs, stop)
             for name, array in arrays.items():
-                array[-1] = waiting[name][0]
-        yield StepSpan(begin, end, envs.start, arrays | _read(source, of_steps, begin, end, envs, 0))
+                array[:, -1] = waiting[name][:, 0]
+        yield StepSpan(begin, end, envs.start, arrays | _read(source, of_steps, begin, end, envs, end))
 
 
-def _read(source: StoredRun, names: list[str], start: int, stop: int, envs: slice, more: int) -> dict[str, np.ndarray]:
-    """Read rows of some columns into arrays that have room for `more` rows."""
-    arrays: dict[str, np.ndarray] = {}
+def _read(source: StoredRun, names: list[str], start: int, stop: int, envs: slice, last: int) -> Arrays:
+    """Read rows `start` to `stop` - 1 of some columns, laid env after env, into arrays with room for row `last`."""
+    arrays: Arrays = {}
     for name in names:
-        leaf = source.leaves[name]
-        array = np.empty((stop - start + more, envs.stop - envs.start, *leaf.shape), leaf.dtype)
-        if stop > start:
-            source.read(name, slice(start, stop), envs, array)
-        arrays[name] = array
+        leaf, shape = source.leaves[name], (envs.stop - envs.start, last - start + 1)
+        arrays[name] = np.empty((*shape, *leaf.shape), leaf.dtype)
+        if leaf.nbytes:  # Whole rows are copied faster.
+            whole = arrays[name].reshape(*shape, -1).view(np.dtype((np.void, leaf.nbytes)))[..., 0]
+            source.read(name, slice(start, stop), envs, whole.T[: stop - start])
     return arrays
 
 
@@ -115,44 +116,36 @@ class Reading:
 
     def _of_span(self, span: StepSpan, over: np.ndarray, running: np.ndarray) -> Iterable[Episode]:
         """Make the episodes that end in a span, one when it is wanted; keep what the span has of those that go on."""
-        arrays = {name: _by_env(array) for name, array in span.arrays.items()}
-        columns = self._columns({name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()})
-        rows, num_rows = self.rows[over], span.stop - span.start
-        envs, first = rows["env_index"] - span.first_env, rows["start"] - span.start
-        places = [np.where(first < 0, 0, envs * size + first).tolist() for size in (num_rows, num_rows + 1)]
+        rows, arrays = self.rows[over], span.arrays
+        columns = self._columns({name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()}, rows)
+        first = rows["start"] - span.start
+        starts = np.where(first < 0, 0, (rows["env_index"] - span.first_env) * (span.stop - span.start + 1) + first)
+        starts, stops = starts.tolist(), (starts + rows["length"]).tolist()
         columns_of = [columns] * len(over)
         for place in np.flatnonzero(first < 0).tolist():
-            self._keep(int(over[place]), span, arrays)
-            columns_of[place] = self._columns(self._begun.pop(int(over[place])))
+            self._keep(int(over[place]), span)
+            columns_of[place] = self._columns(self._begun.pop(int(over[place])), rows)
         for index in running.tolist():
-            self._keep(index, span, arrays)
-        return map(Episode, columns_of, over.tolist(), *places, rows["length"].tolist())
+            self._keep(index, span)
+        steps, states = map(slice, starts, stops), map(slice, starts, (stop + 1 for stop in stops))
+        return map(Episode, columns_of, range(len(over)), steps, states)
 
-    def _columns(self, arrays: Arrays) -> EpisodeColumns:
-        return EpisodeColumns(arrays, self.rows, self.spaces, self.file, self.has_gaps)
+    def _columns(self, arrays: Arrays, rows: np.ndarray) -> EpisodeColumns:
+        return EpisodeColumns(arrays, rows, self.spaces, self.file, self.has_gaps)
 
-    def _keep(self, index: int, span: StepSpan, arrays: Arrays) -> None:
+    def _keep(self, index: int, span: StepSpan) -> None:
         """Copy what a span has of an episode that others have more of."""
         env, start, length = (int(self.rows[name][index]) for name in ("env_index", "start", "length"))
         if index not in self._begun:
             self._begun[index] = {
                 name: np.empty((length + has_last_row(name), *array.shape[2:]), array.dtype)
-                for name, array in arrays.items()
+                for name, array in span.arrays.items()
             }
         first, stop = max(start, span.start), min(start + length, span.stop)
         for name, array in self._begun[index].items():
             end = stop + has_last_row(name)  # The next observation may be the first of the next span.
             rows = slice(first - span.start, end - span.start)
-            array[first - start : end - start] = arrays[name][env - span.first_env, rows]
-
-
-def _by_env(array: np.ndarray) -> np.ndarray:
-    """Return rows of envs as envs of rows, contiguous."""
-    shape, nbytes = array.shape, array[0, 0].nbytes
-    if not 0 < nbytes <= FEW_NBYTES:
-        return np.ascontiguousarray(array.swapaxes(0, 1))
-    whole = array.reshape(*shape[:2], -1).view(np.dtype((np.void, nbytes)))[..., 0]  # A row at a time.
-    return np.ascontiguousarray(whole.T).view(array.dtype).reshape(shape[1], shape[0], *shape[2:])
+            array[first - start : end - start] = span.arrays[name][env - span.first_env, rows]
 
 
 def chosen(rows: np.ndarray, bounds: Mapping[str, Bounds], terminated: bool | None) -> np.ndarray:
@@ -165,7 +158,7 @@ def chosen(rows: np.ndarray, bounds: Mapping[str, Bounds], terminated: bool | No
             fits &= rows[name] <= high
     if terminated is not None:
         fits &= rows["terminated"] == terminated
-    return rows[fits]
+    return rows if fits.all() else rows[fits]  # A table of many episodes is not copied.
 
 
 def check_groups(columns: Iterable[str] | None) -> tuple[str, ...]:

@@ -46,8 +46,7 @@ class MappedColumn:
             self._bytes = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
         chunks, self._num_rows = source.stored(name), source.num_rows(name)
         self._rows, self._envs, self._across = chunks.rows, chunks.sizes[1], chunks.across
-        num_chunks = -(-self._num_rows // self._rows) * self._across
-        self._offsets, self._is_packed, self._is_unchecked = chunks.lay_out(num_chunks)
+        self._offsets, self._is_packed, self._is_unchecked = chunks.lay_out(self._num_rows)
         self._has_packed = bool(self._is_packed.any())
 
     def pick(self, steps: np.ndarray, envs: np.ndarray) -> np.ndarray:

@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, field
 from threading import Timer
 
 from mpi_rollout.errors import LaunchError, RolloutError, StorageError, as_flag
-from mpi_rollout.process.console import show
+from mpi_rollout.process.console import fitted, show
 from mpi_rollout.process.exits import leave_now
 from mpi_rollout.text import first_line
 
 OK, WARN, BAD = "OK", "WARN", "BAD"
+INDENT = 20  # The width of the state and the name of a check.
 FILES = ("folder", "disk", "SWMR")  # The checks of the file system: BAD ones have an exit code of their own.
 
 
@@ -36,7 +37,7 @@ class Finding:
     @property
     def lines(self) -> list[str]:
         """The lines that the doctor prints."""
-        advice = [f"{'':20}-> {self.advice}"] if self.advice else []
+        advice = [f"{'':{INDENT}}-> {self.advice}"] if self.advice else []
         return [f"{self.state:<5} {self.check:<13} {self.found}", *advice]
 
 
@@ -65,7 +66,7 @@ class Report:
         if finding is not None and self._is_root:
             self.findings.append(finding)
             if not self._as_json:
-                show(finding.lines)
+                show(fitted(finding.lines, INDENT))
 
     def is_bad(self, check: str) -> bool:
         return any(finding.check == check and finding.state == BAD for finding in self.findings)

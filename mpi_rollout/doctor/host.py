@@ -13,6 +13,7 @@ from pathlib import Path
 from time import perf_counter, time
 from typing import IO
 
+import gymnasium
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig, versions
@@ -39,6 +40,7 @@ SHM_BYTES_PER_RANK = 16 * 2**20  # Open MPI's segment; MPICH's are smaller.
 YOUNG_S = 60.0  # A segment can be made before it is mapped.
 PIECE_NBYTES, NUM_PIECES, NUM_FSYNCS, WRITE_S = 16 * 2**20, 4, 10, 1.0
 NUM_RESETS, RESETS_S = 5, 1.0
+COSTLY_SEED_US = 1000.0  # A reset takes so much longer with a seed, and twice as long, where that is worth words.
 SLOW_MB_PER_S, SLOW_FSYNC_MS = 20.0, 100.0
 KINDS = {  # First letters of file systems' types, and what runs make of them.
     ("nfs", "cifs", "smb", "9p", "sshfs", "afs"): (
@@ -211,20 +213,32 @@ def judge_env(config: RolloutConfig) -> Finding:
     """Make one env, reset it a few times, and step it with random actions for a second."""
     make = maker_of(config)
     with closing(make()) as env:
-        contents, resets_s = Contents(env.observation_space, env.action_space), list[float]()
-        while len(resets_s) < NUM_RESETS and sum(resets_s) < RESETS_S:
-            before = perf_counter()
-            env.reset(seed=len(resets_s))
-            resets_s.append(perf_counter() - before)
+        contents = Contents(env.observation_space, env.action_space)
+        reset_us, unseeded_us = _reset_us(env, is_seeded=True), _reset_us(env, is_seeded=False)
     policy = RandomPolicy(contents.action_space, range(1), 0)
     rate = make_bare(make, range(1), 0, [policy.at(step) for step in range(BLOCK_STEPS)])(1.0)
     num_here = -(-config.num_envs // claimed_size()[0])
     slot_nbytes = contents.slot_layout(num_here).nbytes
     nbytes = sum(leaf.nbytes for leaf in leaves(contents.observation_space))
-    reset_us, step_us = 1e6 * statistics.median(resets_s), 1e6 / rate
+    step_us = 1e6 / rate
+    is_costly = reset_us > max(2 * unseeded_us, unseeded_us + COSTLY_SEED_US)
+    without = f" with a seed and {unseeded_us:,.1f} without" * is_costly
+    advice = "--no-episode-seeds seeds each env at its first reset only" * is_costly
     found = (
-        f"{make.name}: {step_us:,.1f} us per step with its resets, {reset_us:,.1f} us per reset, observations of "
-        f"{nbytes:,} bytes; the slot of a rank's {counted(num_here, 'env')} has {slot_nbytes:,}"
+        f"{make.name}: {step_us:,.1f} us per step with its resets, {reset_us:,.1f} us per reset{without}, "
+        f"observations of {nbytes:,} bytes; the slot of a rank's {counted(num_here, 'env')} has {slot_nbytes:,}"
     )
-    figures = {"env_step_us": step_us, "env_reset_us": reset_us, "observation_bytes": nbytes, "slot_bytes": slot_nbytes}
-    return Finding("env", found, figures=figures)
+    figures = {"env_step_us": step_us, "env_reset_us": reset_us, "env_unseeded_reset_us": unseeded_us}
+    figures |= {"observation_bytes": nbytes, "slot_bytes": slot_nbytes}
+    return Finding("env", found, advice=advice, figures=figures)
+
+
+def _reset_us(env: gymnasium.Env, is_seeded: bool) -> float:
+    """Return the median time of a few resets in microseconds."""
+    resets_s = list[float]()
+    while len(resets_s) < NUM_RESETS and sum(resets_s) < RESETS_S:
+        seed = len(resets_s) if is_seeded else None
+        before = perf_counter()
+        env.reset(seed=seed)
+        resets_s.append(perf_counter() - before)
+    return 1e6 * statistics.median(resets_s)

@@ -221,7 +221,7 @@ def judge_messages(exchange_us: float, envs_us: float, num_envs: int) -> Finding
 def judge_exchange(times_us: Sequence[float]) -> Finding:
     """Judge the times of exchanges of an order and small slots."""
     median, percentile = statistics.median(times_us), statistics.quantiles(times_us, n=10)[-1]
-    text = f"{median:.1f} us for an order and its slots (90 % below {percentile:.1f}; median of {len(times_us)})"
+    text = f"{median:,.1f} us for an order and its slots (90 % below {percentile:,.1f}; median of {len(times_us)})"
     advice = "2 to 20 us is usual on one host, 10 to 100 us between hosts"
     if median > SLOW_EXCHANGE_US:
         advice += (

@@ -15,9 +15,10 @@ from mpi_rollout.core.spaces import Space, Tree, leaves, rows_of, tree_of
 from mpi_rollout.drive.blocks import Blocks
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
+from mpi_rollout.drive.recall import Recall
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt, UsageError
 from mpi_rollout.policies.blocks import BlockPolicy, check_actions_alone
-from mpi_rollout.policies.memory import NONE, PastRows, PolicyView, Shown, check_infos
+from mpi_rollout.policies.memory import NONE, STATE, check_infos
 from mpi_rollout.policies.model import Policy, PolicySource
 from mpi_rollout.policies.parameters import Layout, packed
 from mpi_rollout.process.exits import ends_forked
@@ -48,12 +49,20 @@ class ActionSource(Protocol):
             It gave what are no actions of these envs.
         """
 
+    def resume(self, recall: Recall) -> None:
+        """Go on as if no run had been stopped."""
+
 
 class RankActions:
-    """The ranks choose: by a policy of their own, or at random."""
+    """The ranks choose: by a policy of their own, if there is one, or at random."""
 
-    def __init__(self, driver: Driver):
-        self._driver = driver
+    def __init__(self, driver: Driver, policy: "PolicyOnRanks | None" = None):
+        self._driver, self._policy = driver, policy
+
+    def resume(self, recall: Recall) -> None:
+        if self._policy is not None:
+            for rows in recall.rows(STATE in self._policy.takes):
+                self._driver.call_ranks("remind", rows)
 
     def send(self, spans: Sequence[Span], _blocks: Blocks) -> None:
         for lane, step, num_steps in spans:
@@ -143,45 +152,45 @@ def _words(layout: Layout | None) -> str:
 class ModelActions:
     """A model on the root, which is asked for fixed blocks of envs, and for one step.
 
-    `name` is for messages.  Envs that have reset rows begin the next episode in the step after an end.
+    `make` makes the policy of some envs; `name` is for messages.
     """
 
-    def __init__(self, driver: Driver, policy: BlockPolicy, name: str, has_reset_rows: bool):
-        self._driver, self._policy, self._stepped = driver, policy, set[Lane]()
+    def __init__(self, driver: Driver, make: Callable[[range], BlockPolicy], name: str):
+        self._driver, self._stepped = driver, set[Lane]()
+        self._policies = {lane: make(lane.exchange.partition.envs) for lane in driver.lanes}
+        self._takes = self._policies[driver.lanes[0]].takes
         self._info_names = [leaf.path for leaf in with_masks(driver.exchanges.contents.kept_infos)]
-        check_infos(policy.takes, bool(self._info_names), name)
-        self._views = {lane: PolicyView(lane.num_envs, has_reset_rows) for lane in driver.lanes}
+        check_infos(self._takes, bool(self._info_names), name)
+
+    def resume(self, recall: Recall) -> None:
+        for rows in recall.rows(STATE in self._takes):
+            for policy in self._policies.values():
+                policy.remind(rows)
 
     def send(self, spans: Sequence[Span], blocks: Blocks) -> None:
         driver = self._driver
         for span in spans:
             lane, step, _ = span
+            block, row = blocks.at(step)
+            if self._takes:
+                self._look(lane, block, row)
             observations = last_observations(driver.observation_space, [span], blocks)
-            shown = self._shown(lane, *blocks.at(step)) if self._policy.takes else None
-            acted = _asked(self._policy, observations, lane.exchange.partition.envs, step, shown)
+            acted = _asked(self._policies[lane], observations, step)
             driver.clock.lap("policy")
             arrays = driver.read(acted.actions, lane.env_indices)
-            block, row = blocks.at(step)
             for array, values in zip(block.extra_arrays, acted.extras, strict=False):
                 array[row, lane.envs] = values
             _store(blocks, lane, step, [array[np.newaxis] for array in arrays])
             driver.send(lane, arrays, 1, step)
 
-    def _shown(self, lane: Lane, block: Block, row: int) -> Shown:
-        """Return what a lane's envs show besides observations; its last slots say which episodes have ended."""
-        view, exchange = self._views[lane], lane.exchange
+    def _look(self, lane: Lane, block: Block, row: int) -> None:
+        """Note what a lane's envs show besides observations; its last slots say which episodes have ended."""
+        view, exchange = self._policies[lane].view, lane.exchange
         if lane in self._stepped:
             view.note_step(*(exchange.take(column) for column in exchange.columns.results[1:]))
         self._stepped.add(lane)
         pairs = zip(self._info_names, block.info_arrays, strict=True)
         view.note_infos({name: array[row, lane.envs] for name, array in pairs})
-        return view.take()
-
-    def remind(self, rows: PastRows) -> None:
-        """Remind the policy of these rows of all envs, with which a run is continued."""
-        for lane in self._driver.lanes:
-            rows.remind(self._policy, lane.exchange.partition.envs)
-            self._views[lane].resume(rows.starts[lane.envs], rows.num_steps)
 
 
 class PolicyActions:
@@ -191,20 +200,17 @@ class PolicyActions:
     ----------
     most
         The longest fragment: more than one step needs plans.
-
-    Attributes
-    ----------
-    recall
-        In a continued run, returns the observations (num_envs, ...) of an earlier step: a policy that plans is asked
-        again where it was asked.
     """
 
     def __init__(self, driver: Driver, policy: Policy, most: int = 1):
         self._driver, self._policy, self._most = driver, policy, most
-        self.recall: Callable[[int], Tree] | None = None
+        self.recall: Callable[[int], Tree] | None = None  # Gives the observations of which a plan was made.
         # The first step of each lane's plan, and for each leaf its actions (num_steps, num_envs, ...).
         self._plans: dict[Lane, tuple[int, list[np.ndarray]]] = {}
         self._length = 0  # All plans are equally long, so that it is known where a run asks again.
+
+    def resume(self, recall: Recall) -> None:
+        self.recall = recall.earlier_observations()
 
     def send(self, spans: Sequence[Span], blocks: Blocks) -> None:
         if unplanned := [span for span in spans if span.step >= self._stop(span.lane)]:

@@ -40,7 +40,7 @@ class Driver:
     on_loss
         Called with the lost ranks, before the slots of the step in which they were lost are taken in.
     has_fault
-        An env has failed, and its rank steps none of its envs until `begin_anew`; or infos could not be read.
+        An env has failed, and no env of its slice is stepped until `begin_anew`; or infos could not be read.
     """
 
     def __init__(self, exchanges: Exchanges, worker: Worker, actions: str, action: str = OF_POLICY):
@@ -62,7 +62,7 @@ class Driver:
             worker.is_wanted = exchanges.has_arrivals
         self._num_passed = 0  # Slots of others that have come while the root's own slice waits to be stepped.
         self._signal_of_others = 0
-        self.has_fault = self.has_stopped = False
+        self.has_fault = False
 
     @property
     def stop_signal(self) -> int:
@@ -81,13 +81,12 @@ class Driver:
 
     def do(self, command: Command, *arguments: object) -> None:
         """Order something else than a step of all envs, with the arguments of a `Slice` method, and wait for it."""
-        pickled = packed(arguments)
+        pickled = np.frombuffer(packed(arguments), np.uint8)
         try:
             for lane in self.lanes:
-                lane.exchange.post_order(command)
                 lane.arguments = arguments
                 self.under_way[lane] = None
-                lane.exchange.spread(pickled)
+                lane.exchange.post_bytes(command, pickled)
             while self.under_way:
                 self.await_some()
         except RankLost:  # No slots will come.
@@ -204,7 +203,7 @@ class Driver:
         lanes = [lane] if lane is not None else self.lanes if self.serves_first_ready else self.lanes[:1]
         for other in lanes:
             if other is not self._own_lane:
-                other.exchange.send_parameters(buffer)
+                other.exchange.post_bytes(Command.LOAD, buffer)
         if not self.serves_first_ready or self._own_lane in lanes:
             self.worker.load_parameters(buffer.copy())
         self.clock.lap("send")
@@ -245,13 +244,12 @@ class Driver:
 
     def call_ranks(self, name: str, *args: object) -> list[Any]:
         """Call a method of every rank's worker; return the results in rank order, or raise `RankError`."""
-        pickled = packed((name, args))
+        pickled = np.frombuffer(packed((name, args)), np.uint8)
         self.drain()
         for exchange in self.exchanges.callers:
-            exchange.post_order(Command.CALL)
-        control = self.exchanges.control
-        control.bcast(pickled, ROOT)
-        values = [pickle.loads(value) for value in control.gather(self.worker.call(name, *args), ROOT) or ()]
+            exchange.post_bytes(Command.CALL, pickled)
+        gathered = self.exchanges.control.gather(self.worker.call(name, *args), ROOT) or ()
+        values = [pickle.loads(value) for value in gathered]
         faults = [value if isinstance(value, Fault) else None for value in values]
         if any(faults):
             raise self._error_of(faults)
@@ -268,7 +266,6 @@ class Driver:
 
     def stop(self, code: int = 0) -> None:
         """Let the other ranks out of `serve`, with the job's exit code."""
-        self.has_stopped = True
         self.drain(is_void=True)
         for exchange in self.exchanges.all:
             exchange.post_order(Command.STOP, code)

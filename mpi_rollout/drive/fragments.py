@@ -5,15 +5,17 @@ balance, so ranks wait less.  L is bounded by what ranks and root have to hold, 
 limit between two exchanges.  The data do not depend on L.
 """
 
-from mpi_rollout.config import AUTO, RolloutConfig
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane
 from mpi_rollout.exchange.orders import actions_nbytes
+from mpi_rollout.options import AUTO
 
 SLOT_NBYTES = 2**20  # The largest slot of a rank: within the core's cache it moves in half of the time.
 ALL_SLOTS_NBYTES = 2**28  # The most that the slots of all ranks may have on the root.
-LARGE_ROW_NBYTES = 2**18  # A step with so much to send, such as images, takes long beside its exchange.
+# Images leave the cache: a few steps are enough for the ranks to wait less.
+LARGE_SLOT_NBYTES, FEW_LARGE_STEPS = 2**25, 8
 MOST_STEPS = 256  # More win nothing.
 # Where slots have no data, a fragment needs memory for actions only.  Natively vectorized envs read each once, and are
 # twice as fast over 16 steps as over one, since their states stay in the cache.
@@ -32,10 +34,11 @@ def auto_length(row_nbytes: int, num_ranks: int, counts_only: bool = False) -> i
     counts_only
         Slots have no data; there are only actions, on the way to the ranks.
     """
-    if row_nbytes > LARGE_ROW_NBYTES and not counts_only:
-        return 1
     affordable = ALL_SLOTS_NBYTES // num_ranks // row_nbytes
-    wanted = max(ACTIONS_NBYTES // row_nbytes, FEW_STEPS) if counts_only else SLOT_NBYTES // row_nbytes
+    if counts_only:
+        wanted = max(ACTIONS_NBYTES // row_nbytes, FEW_STEPS)
+    else:
+        wanted = max(SLOT_NBYTES // row_nbytes, min(LARGE_SLOT_NBYTES // row_nbytes, FEW_LARGE_STEPS))
     most = max(1, min(wanted, affordable, MOST_STEPS))
     return 2 ** (most.bit_length() - 1)  # The largest power of two that is not larger.
 

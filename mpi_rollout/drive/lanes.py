@@ -26,6 +26,8 @@ class Lane:
     ----------
     num_rows
         How many steps of the last slots are complete on all ranks.
+    has_failed
+        Whether an env failed in them, once `read_marks` has seen them.
     """
 
     def __init__(self, exchange: Exchange):
@@ -33,7 +35,7 @@ class Lane:
         self.env_indices = np.arange(exchange.partition.envs.start, exchange.partition.envs.stop)
         self.envs = slice(exchange.partition.envs.start, exchange.partition.envs.stop)
         self.num_envs = len(self.env_indices)
-        self.num_rows = 1
+        self.num_rows, self.has_failed = 1, False
         self.arguments: tuple[object, ...] = ()  # Those of the last order, if it asked for no steps.
 
     @property
@@ -45,6 +47,7 @@ class Lane:
     def read_marks(self) -> "tuple[int, list[LaneRestart]]":
         """Act on the marks of the last slots; return the signal that asks the run to stop, or 0, and restarts."""
         marks, restarts = self.marks, []
+        self.has_failed = bool((marks == FAULT).any())
         is_missing = ((marks == FAULT) | (marks == UNDONE)).any(axis=0)
         if is_missing.any():
             self.num_rows = int(is_missing.argmax())

@@ -14,7 +14,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.env_maker import EnvMaker, maker_of
 from mpi_rollout.envs.loop import LoopVectorEnv
@@ -40,11 +39,11 @@ def make_bare(make: EnvMaker, indices: range, seed: int, actions: Sequence[Tree]
     slice_ = LoopVectorEnv(make.functions(indices))
     # Single actions are prepared before the clock runs.
     rows = [list(iterate(slice_.action_space, row)) for row in actions]
-    return _bare_loop(slice_, [episode_seeds(seed, index) for index in indices], rows)
+    return _bare_loop(slice_, [make.seeds(seed, index) for index in indices], rows)
 
 
 def _bare_loop(
-    slice_: LoopVectorEnv, seeds: Sequence[Iterator[int]], actions: Sequence[Sequence[object]]
+    slice_: LoopVectorEnv, seeds: Sequence[Iterator[int | None]], actions: Sequence[Sequence[object]]
 ) -> Callable[[float], float]:
     """Step the envs of a slice as `gymnasium.make` gave them, not by its own loop; the function keeps them alive."""
     envs = slice_.envs

@@ -1,7 +1,7 @@
 """Making envs: from an id, a callable or a list of callables; and what to do where that does not work."""
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
@@ -12,13 +12,15 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.seeding import episode_seeds
+from mpi_rollout.core.column_types import MASK_NAME
+from mpi_rollout.core.seeding import Reproducibility, episode_seeds, seed_at_first
 from mpi_rollout.envs import (
     dm_wrapper,
     kernels,  # noqa: F401  # Registers envs of this project's own.
 )
 from mpi_rollout.envs.env_packages import import_registering, of_missing_package, of_unknown_id
 from mpi_rollout.envs.faults import ABORT, OnFault, of_old_gym, raised_at
+from mpi_rollout.envs.infos import MasksInInfos
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.native_makers import SYNC, check_kwargs, checked, of_entry_point, of_envpool, of_factory
@@ -50,6 +52,8 @@ class EnvMaker:
     vectorization_mode: str = "sync"
     num_threads: int | None = None  # Of natively vectorized envs on a rank; None is the rank's share of the cores.
     wrappers: tuple[tuple[str, Wrapper], ...] = ()  # With their names in messages, the innermost first.
+    asks_masks: bool = False  # Ask a single env's `action_masks`, as sb3-contrib does.
+    has_episode_seeds: bool = True  # Single envs of a run are seeded at each reset, not at the first one only.
 
     @property
     def name(self) -> str:
@@ -89,7 +93,7 @@ class EnvMaker:
         env = self._unwrapped(env_index)
         for name, wrapper in self.wrappers:
             env = _wrapped(env, name, wrapper)
-        return env
+        return MasksInInfos(env) if self.asks_masks and env.has_wrapper_attr("action_masks") else env
 
     def _unwrapped(self, env_index: int) -> gymnasium.Env:
         env = self.env[env_index] if isinstance(self.env, tuple) else self.env
@@ -107,6 +111,10 @@ class EnvMaker:
     def functions(self, indices: range) -> list[Callable[[], gymnasium.Env]]:
         """Return one callable for each of the envs with these indices."""
         return [partial(self, index) for index in indices]
+
+    def seeds(self, seed: int, env_index: int) -> Iterator[int | None]:
+        """Return the seeds of a single env's resets in a run."""
+        return episode_seeds(seed, env_index) if self.has_episode_seeds else seed_at_first(seed, env_index)
 
     def native(self, indices: range, seed: int = 0) -> NativeVectorEnv:
         """Make the natively vectorized envs with these indices, or raise UsageError."""
@@ -241,7 +249,10 @@ def maker_of(config: RolloutConfig) -> EnvMaker:
     assert env is not None, "a configuration has an env or an env factory"
     kwargs = tuple(config.env_kwargs) if isinstance(config.env_kwargs, list) else config.env_kwargs
     wrappers = named_wrappers(config.wrappers)
-    maker = EnvMaker(env, kwargs, config.vectorization_mode, config.env_threads, wrappers)
+    asks_masks = MASK_NAME in config.store_infos
+    maker = EnvMaker(
+        env, kwargs, config.vectorization_mode, config.env_threads, wrappers, asks_masks, config.episode_seeds
+    )
     maker.check(config.num_envs)
     return maker
 
@@ -254,22 +265,24 @@ def make_slice(
     infos: bool | tuple[str, ...] = False,
     on_fault: OnFault = ABORT,
 ) -> VectorEnv:
-    """Make the envs with these indices; `seed` is that of a run, whose episodes have seeds of their own."""
+    """Make the envs with these indices; `seed` is that of a run, which seeds their resets."""
     if make.is_native:
         _check_native(make.vectorization_mode, autoreset_mode, on_fault)
         envs = make.native(indices, seed or 0)
         if seed is None and envs.metadata["autoreset_mode"] != AutoresetMode.NEXT_STEP:
             raise UsageError(f"{make.name} resets envs in the step of an end; a trainer would not see their last rows")
         return envs
-    seeds = None if seed is None else [episode_seeds(seed, index) for index in indices]
-    return LoopVectorEnv(
+    loop = LoopVectorEnv(
         make.functions(indices),
-        seeds=seeds,
+        seeds=None if seed is None else [make.seeds(seed, index) for index in indices],
         first_env_index=indices.start,
         autoreset_mode=autoreset_mode,
         infos=infos,
         on_fault=on_fault,
     )
+    if not make.has_episode_seeds:
+        loop.reproducibility, loop.has_episode_seeds = Reproducibility.ENV, False
+    return loop
 
 
 def _check_native(way: str, autoreset_mode: AutoresetMode, on_fault: OnFault) -> None:

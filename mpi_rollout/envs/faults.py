@@ -16,7 +16,7 @@ from mpi_rollout.core.spaces import Bounds, Leaf, Tree, bounds_of, first_of, lea
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.errors import DataError, EnvError, RolloutError, is_ours
 from mpi_rollout.exchange.world import claimed_rank, rank_and_host
-from mpi_rollout.shared_options import SharedOptions
+from mpi_rollout.options import SharedOptions
 from mpi_rollout.text import message_of, words_of
 
 Given = ParamSpec("Given")
@@ -41,7 +41,7 @@ class OnFault:
     @classmethod
     def of(cls, options: SharedOptions) -> "OnFault":
         """Read the options of a run or of `connect`."""
-        checks = options.checks
+        checks = options.env_checks.split(",")
         return cls(
             options.max_env_restarts, "finite" in checks, options.env_timeout_s, "dtypes" in checks, "bounds" in checks
         )

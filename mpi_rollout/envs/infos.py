@@ -188,6 +188,22 @@ def _arrays_in(mask: object) -> Iterator[np.ndarray]:
         yield array
 
 
+class MasksInInfos(gymnasium.Wrapper):
+    """Gives the infos of an env what its method `action_masks` says, where they have no mask."""
+
+    def reset(self, **kwargs: Any) -> tuple[Any, Info]:
+        observation, info = self.env.reset(**kwargs)
+        return observation, self._with_mask(info)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
+        *outputs, terminated, truncated, info = self.env.step(action)
+        has_ended = terminated or truncated  # There is no action to choose.
+        return *outputs, terminated, truncated, info if has_ended else self._with_mask(info)
+
+    def _with_mask(self, info: Info) -> Info:
+        return info if MASK_NAME in info else {**info, MASK_NAME: self.env.get_wrapper_attr("action_masks")()}
+
+
 def first_types(envs: gymnasium.Env | VectorEnv, seed: int, env_index: int) -> tuple[Types, dict[str, str]]:
     """Return the types of the infos that `--store-infos all` stores, and what is no number; EnvError if the env fails.
 

@@ -21,7 +21,7 @@ from mpi_rollout.envs import faults, inputs
 from mpi_rollout.envs.faults import ABORT, Begun, OnFault, Outcome, OutputChecks, Parts, WrongValue
 from mpi_rollout.envs.infos import InfoGatherer, MaskColumn
 from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
-from mpi_rollout.envs.outputs import Casting, ObservationRows, ResultColumns, is_exact, row_by_row
+from mpi_rollout.envs.outputs import Casting, ObservationRows, ResultColumns, is_exact
 from mpi_rollout.envs.single_envs import SingleEnvs
 from mpi_rollout.errors import SignalInterrupt
 from mpi_rollout.exchange.infos import FINAL_OBS
@@ -51,16 +51,16 @@ class LoopVectorEnv(SingleEnvs):
         An env that is restarted has been truncated, with its last observation, reward 0 and {"env_error": the failure}
         as its info.  An env that fails as it begins an episode begins another one in the next step.
 
-    `step` and `reset` return the same arrays each time, valid until the next call.
+    `step` and `reset` return arrays that are valid until the next call.
     """
 
-    reproducibility, has_episode_seeds = Reproducibility.EPISODE, True
+    reproducibility, has_episode_seeds = Reproducibility.EPISODE, True  # In a run that gives seeds for all resets.
 
     def __init__(
         self,
         env_fns: Sequence[Callable[[], gymnasium.Env]],
         *,
-        seeds: Sequence[Iterator[int]] | None = None,
+        seeds: Sequence[Iterator[int | None]] | None = None,
         first_env_index: int = 0,
         autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
         infos: bool | tuple[str, ...] = True,
@@ -73,19 +73,20 @@ class LoopVectorEnv(SingleEnvs):
         is_same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         self._leaves, self._casting = leaves(self.single_observation_space), Casting(on_fault.strict_dtypes)
         layout = SlotLayout(self.single_observation_space, self.num_envs, has_final_observations=is_same_step)
-        self.write_to(layout.columns(np.zeros(layout.nbytes, np.uint8), self.num_envs))
+        self.columns = layout.columns(np.zeros(layout.nbytes, np.uint8), self.num_envs)
+        self.write_to([self.columns])
         # What the next step calls: a step, or a reset.  OrderEnforcing is in charge until the first one.
         self._calls: list[StepCall] = [env.step for env in self.envs]
         self._resets = [partial(self._reset_instead, index) for index in range(self.num_envs)]
-        self._ended: list[int] = []  # And not reset since.
+        self.ended: list[int] = []  # And not reset since.
         self._checks = OutputChecks(self.single_observation_space, on_fault)
         self._has_checks = bool(self._checks)
         self.masks: MaskColumn | None = None  # The envs' masks, where these are wanted.
         # While episodes are taken again: envs that failed and are left out since, and how they failed.
         self.failing: dict[int, str] | None = None
 
-    def step(self, actions: Tree) -> Step:
-        """Step every env; where its episode ended, do what the autoreset mode says.
+    def step(self, actions: Tree, row: int = 0) -> Step:
+        """Step every env and write to this row; where its episode ended, do what the autoreset mode says.
 
         Raises
         ------
@@ -94,24 +95,25 @@ class LoopVectorEnv(SingleEnvs):
         DataError
             An env returned what its space does not promise, or has ended and is not reset (in DISABLED mode).
         """
-        if self._ended and self.autoreset_mode is AutoresetMode.DISABLED:
-            raise faults.not_reset(self._ended, self._first_env_index)
+        if self.ended and self.autoreset_mode is AutoresetMode.DISABLED:
+            raise faults.not_reset(self.ended, self._first_env_index)
         self._time.num_steps += 1
         outcomes = self._call_envs(self._split_actions(actions))
         if self._has_checks:
             self._restart_wrong(outcomes)
         observations, *results, infos = faults.outputs_of(outcomes, self._first_env_index)
-        self._results.write(*results)
-        self._note_ends()
+        columns = self._columns[row]
+        self._note_ends(columns, self._results[row].write(*results))
         if self.masks is not None and self.masks.places:
-            self.masks.write(infos, self._ended)
+            self.masks.write(infos, self.ended)
         infos = self.infos.wanted(infos)
-        if self._ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
-            observations, gathered = self._begin_again(observations, infos)
+        if self.ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
+            observations, gathered = self._begin_again(observations, infos, row)
         else:
             gathered = self.infos.add({}, infos)
-        self._rows.write(observations)
-        return self.columns.observations, *self._result_columns, gathered
+        self._rows.write(observations, row)
+        self.row, self.columns = row, columns
+        return columns.observations, columns.rewards, columns.terminations, columns.truncations, gathered
 
     def _call_envs(self, actions: Iterable[object]) -> list[Outcome]:
         """Step or reset one env after the other; what fails is restarted, if it may be."""
@@ -131,13 +133,15 @@ class LoopVectorEnv(SingleEnvs):
         self._outcomes = None
         return outcomes
 
-    def _note_ends(self) -> None:
-        _, terminations, truncations = self._result_columns
+    def _note_ends(self, columns: Columns, may_have_some: bool) -> None:
+        self.ended = []
         if self._time.num_steps >= self._time.next_deadline:
-            self._time.apply(truncations)
-        self._ended = np.logical_or(terminations, truncations).nonzero()[0].tolist()
+            self._time.apply(columns.truncations)
+        elif not may_have_some:
+            return
+        self.ended = np.logical_or(columns.terminations, columns.truncations).nonzero()[0].tolist()
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
-            for index in self._ended:
+            for index in self.ended:
                 if not self.failing or index not in self.failing:
                     self._calls[index] = self._resets[index]
 
@@ -151,20 +155,23 @@ class LoopVectorEnv(SingleEnvs):
             self.masks.begin(index, info)
         return observation, 0.0, False, False, info
 
-    @property
-    def num_ended(self) -> int:
-        """Return the number of envs that have ended and were not reset since."""
-        return len(self._ended)
-
-    def write_to(self, columns: Columns) -> None:
-        """Let `step` and `reset` write into these arrays of `num_envs` rows from now on, and return them."""
-        self.columns, self._result_columns = columns, columns.results
+    def write_to(self, rows: Sequence[Columns]) -> None:
+        """Let steps write into these rows of `num_envs`."""
+        self._columns = rows
+        self.rewind()
         parts, first = self._leaves, self._first_env_index
-        self._rows = ObservationRows(parts, columns.observation_arrays, first, self._casting)
-        self._results = ResultColumns(self._result_columns, first)
-        self._own_rows = row_by_row(parts, columns.observation_arrays, first, self._casting)
+        self._rows = ObservationRows(parts, [columns.observation_arrays for columns in rows], first, self._casting)
+        self._results = [ResultColumns(columns.results, first) for columns in rows]
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            self._final_rows = row_by_row(parts, columns.final_observation_arrays, first, self._casting)
+            finals = [columns.final_observation_arrays for columns in rows]
+            self._final_rows = ObservationRows(parts, finals, first, self._casting)
+
+    def rewind(self) -> None:
+        """Take the last outcome over to the first row: a reset of some envs leaves the others as they are."""
+        last, self.row, self.columns = self.columns, 0, self._columns[0]  # Where the last outcome is.
+        pairs = (columns.observation_arrays + columns.results for columns in (self.columns, last))
+        for array, old in zip(*pairs, strict=True):
+            array[...] = old
 
     def reset(self, *, seed: Seeds = None, options: Options = None) -> Reset:
         """Start a new episode in every env, or in those of `options["reset_mask"]`, a bool array of `num_envs`.
@@ -198,25 +205,25 @@ class LoopVectorEnv(SingleEnvs):
             self.infos.add(infos, self.infos.wanted([info]), index)
         for column in self.columns.results:
             column[indices] = 0
-        self._ended = sorted(set(self._ended).difference(indices))
+        self.ended = sorted(set(self.ended).difference(indices))
         if len(indices) == self.num_envs:
-            self._rows.write(observations)
+            self._rows.write(observations, self.row)
         else:
             for index, observation in zip(indices, observations, strict=True):
-                self._own_rows[index].write([observation])
+                self._rows.write_one(index, observation, self.row)
         return self.columns.observations, infos
 
     def hold(self, index: int, is_truncated: bool = False) -> None:
         """Leave one env out of steps until it is reset: it gives its last observation, without reward."""
         last = self._last_observation(index)
         self._calls[index] = lambda _action: (last, 0.0, False, is_truncated, {})
-        self._ended = [ended for ended in self._ended if ended != index]
+        self.ended = [ended for ended in self.ended if ended != index]
 
     def end_episode(self, index: int) -> None:
         """Let one env begin a new episode in the next step, also if it has not begun any."""
         self._singles[index].begin_from_outside()
         self._calls[index] = self._resets[index]
-        self._ended = sorted({*self._ended, index})
+        self.ended = sorted({*self.ended, index})
 
     def replace(self, index: int) -> None:
         super().replace(index)
@@ -271,21 +278,21 @@ class LoopVectorEnv(SingleEnvs):
                     return self._last_observation(index), {}
                 self._restart(index, error)
 
-    def _begin_again(self, observations: Parts, infos: Parts) -> tuple[Parts, Info]:
+    def _begin_again(self, observations: Parts, infos: Parts, row: int) -> tuple[Parts, Info]:
         """Reset the envs that have just ended, keeping their last observations and infos apart.
 
         Envs may write again to what they returned: each env's outputs are kept before it is reset.
         """
         add, start, observations = self.infos.add, 0, list(observations)
         gathered: Info = {}
-        for index in self._ended:
+        for index in self.ended:
             add(gathered, infos[start:index], start)
-            self._final_rows[index].write([observations[index]])
+            self._final_rows.write_one(index, observations[index], row)
             if self.infos.are_all and not is_exact(self._leaves, observations[index]):
                 add(gathered, [{FINAL_OBS: deepcopy(observations[index])}], index)
             add(gathered, [{"final_info": info} for info in infos[index : index + 1]], index)
             observations[index], info = self._begin(index, self._singles[index].begin)
             add(gathered, self.infos.wanted([info]), index)
             start = index + 1
-        self._ended = []
+        self.ended = []
         return observations, add(gathered, infos[start:], start)

@@ -13,7 +13,7 @@ from struct import error as StructError  # noqa: N812
 import numpy as np
 
 from mpi_rollout.core.columns import RESULTS, is_result, noun
-from mpi_rollout.core.spaces import Leaf, is_castable
+from mpi_rollout.core.spaces import Leaf, Tree, is_castable
 from mpi_rollout.envs.faults import Parts
 from mpi_rollout.errors import DataError
 from mpi_rollout.text import message_of, words_of
@@ -47,51 +47,56 @@ class Casting:
 
 
 class ObservationRows:
-    """Columns into which neighbouring envs' observations are written: for each leaf an array, with a row per env."""
+    """Rows into which neighbouring envs' observations are written: in each, an array (num_envs, ...) for each leaf."""
 
     def __init__(
-        self, observations: Sequence[Leaf], arrays: Sequence[np.ndarray], first_env_index: int, casting: Casting
+        self, observations: Sequence[Leaf], rows: Sequence[Sequence[np.ndarray]], first_env_index: int, casting: Casting
     ):
-        self._first_env_index, self._casting = first_env_index, casting
-        # Each leaf, its column with env axis and the leaf's first axis merged, and whether it is cast.
-        self._targets = [
-            (leaf, column.reshape(int(np.prod(column.shape[: 1 + bool(leaf.shape)])), *leaf.shape[1:]), False)
-            for leaf, column in zip(observations, arrays, strict=True)
+        self._leaves, self._first_env_index, self._casting = observations, first_env_index, casting
+        # Each row's arrays with env axis and the leaf's first axis merged; and which leaves are cast.
+        self._rows = [
+            [
+                column.reshape(len(column) * leaf.shape[0] if leaf.shape else -1, *leaf.shape[1:])
+                for leaf, column in zip(observations, arrays, strict=True)
+            ]
+            for arrays in rows
         ]
+        self._is_cast = [False] * len(observations)
 
-    def write(self, observations: Parts) -> None:
-        """Write one observation per row; DataError for one that is not what the space says."""
-        for leaf, target, is_cast in self._targets:
+    def write(self, observations: Parts, row: int = 0) -> None:
+        """Write one observation of each env; DataError for one that is not what the space says."""
+        self._write(observations, self._rows[row], self._first_env_index)
+
+    def write_one(self, place: int, observation: Tree, row: int = 0) -> None:
+        """Write the observation of one env alone."""
+        lengths = [leaf.shape[0] if leaf.shape else 1 for leaf in self._leaves]
+        pairs = zip(self._rows[row], lengths, strict=True)
+        targets = [target[place * length : (place + 1) * length] for target, length in pairs]
+        self._write([observation], targets, self._first_env_index + place)
+
+    def _write(self, observations: Parts, targets: list[np.ndarray], first_env_index: int) -> None:
+        for index, leaf in enumerate(self._leaves):
             try:
                 parts = [leaf.of(observation) for observation in observations] if leaf.keys else observations
-                write_leaf(leaf, parts, target, is_cast)
+                write_leaf(leaf, parts, targets[index], self._is_cast[index])
             except MISFITS as error:
-                self._cast(leaf, observations, error)
+                self._cast(index, observations, targets[index], first_env_index, error)
 
-    def _cast(self, leaf: Leaf, observations: Parts, error: Exception) -> None:
+    def _cast(
+        self, index: int, observations: Parts, target: np.ndarray, first_env_index: int, error: Exception
+    ) -> None:
         """Write observations that did not fit, if they can be cast, and cast this leaf from now on."""
-        place = [target[0] for target in self._targets].index(leaf)
-        _, target, is_cast = self._targets[place]
+        leaf = self._leaves[index]
         try:
-            if is_cast or not leaf.shape:
+            if self._is_cast[index] or not leaf.shape:
                 raise error
             parts = [np.asarray(leaf.of(observation)) for observation in observations]
             write_leaf(leaf, parts, target, is_cast=True)
-            index = [part.dtype == leaf.dtype for part in parts].index(False)
-            self._casting.cast(leaf, parts[index], f"env {self._first_env_index + index}")
+            place = [part.dtype == leaf.dtype for part in parts].index(False)
+            self._casting.cast(leaf, parts[place], f"env {first_env_index + place}")
         except MISFITS:
-            raise misfit(leaf, observations, self._first_env_index, error, self._casting.is_strict) from error
-        self._targets[place] = leaf, target, True
-
-
-def row_by_row(
-    observations: Sequence[Leaf], arrays: Sequence[np.ndarray], first_env_index: int, casting: Casting
-) -> list[ObservationRows]:
-    """Return the same columns, to be written one env at a time."""
-    return [
-        ObservationRows(observations, [array[index : index + 1] for array in arrays], first_env_index + index, casting)
-        for index in range(len(arrays[0]))
-    ]
+            raise misfit(leaf, observations, first_env_index, error, self._casting.is_strict) from error
+        self._is_cast[index] = True
 
 
 def write_leaf(leaf: Leaf, parts: Parts, target: np.ndarray, is_cast: bool) -> None:
@@ -138,17 +143,26 @@ class ResultColumns:
         self._pack = partial(Struct(f"{len(self._rewards)}d").pack_into, self._rewards.data.cast("B"), 0)
         self._ends = list(zip(RESULTS[1:], ends, strict=True))
 
-    def write(self, rewards: Parts, terminations: Parts, truncations: Parts) -> None:
-        """Write the results of a step; DataError for a reward that is no number or an end that is no truth value."""
+    def write(self, rewards: Parts, terminations: Parts, truncations: Parts) -> bool:
+        """Write the results of a step; return whether there may be ends among them.
+
+        DataError for a reward that is no number or an end that is no truth value.
+        """
         try:
             self._pack(*rewards)
         except StructError:
             self._write_one_by_one(RESULTS[0], self._rewards, rewards, _as_number)
+        has_ends = False
         for (leaf, column), values in zip(self._ends, (terminations, truncations), strict=True):
             try:
+                if values.count(False) == len(column):  # The usual case, and quicker.
+                    column.fill(False)
+                    continue
                 column[:] = values
             except (TypeError, ValueError):
                 self._write_one_by_one(leaf, column, values, _as_scalar)
+            has_ends = True
+        return has_ends
 
     def _write_one_by_one(
         self, leaf: Leaf, column: np.ndarray, values: Parts, convert: Callable[[object], object]

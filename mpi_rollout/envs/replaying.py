@@ -59,14 +59,12 @@ class ReplayingEnvs:
     `is_over`.  `take_step` steps the envs in the place of their own `step`.
     """
 
-    def __init__(
-        self, envs: VectorEnv, env_indices: range, past: Past, take_step: Callable[[Tree], Step] | None = None
-    ):
+    def __init__(self, envs: VectorEnv, env_indices: range, past: Past, take_step: Callable[[Tree, int], Step]):
         assert isinstance(envs, LoopVectorEnv | NativeVectorEnv), "the ranks of a run make their envs"
         mine = slice(env_indices.start, env_indices.stop)
         self._envs, self._env_indices, self._past = envs, env_indices, past
         self._episodes, self._starts = past.episodes[mine].copy(), past.starts[mine].copy()
-        self._num_steps, self._take_step = past.first_step, take_step or envs.step
+        self._num_steps, self._take_step = past.first_step, take_step
 
     @property
     def is_over(self) -> bool:
@@ -85,9 +83,9 @@ class ReplayingEnvs:
         is_due = self._starts == self._num_steps
         return self._begin_episodes(is_due) if is_due.any() else outcome  # Some envs refuse an empty mask.
 
-    def step(self, actions: Tree) -> Step:
+    def step(self, actions: Tree, row: int) -> Step:
         """Take a step; then begin the episodes that began in it."""
-        observations, *results, infos = self._take_step(actions)
+        observations, *results, infos = self._take_step(actions, row)
         self._num_steps += 1
         is_due = self._starts == self._num_steps
         if is_due.any():

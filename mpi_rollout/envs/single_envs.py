@@ -36,7 +36,7 @@ class SingleEnv:
         Its calls can be seen in stacks, see `faults.named`.
     """
 
-    def __init__(self, env: gymnasium.Env, env_index: int, seeds: Iterator[int] | None, is_named: bool):
+    def __init__(self, env: gymnasium.Env, env_index: int, seeds: Iterator[int | None] | None, is_named: bool):
         self.env_index, self.seeds, self._is_named = env_index, seeds, is_named
         self.num_episodes, self.seed = 0, None  # Begun, and the seed of the last one.
         self.num_restarts, self._frame = 0, None
@@ -70,7 +70,7 @@ class SingleEnv:
         own_seed = cache(self._draw if self.seeds is not None and seed is None else lambda: seed)
         return lambda: self._named(self.env.reset)(seed=own_seed(), options=options)
 
-    def _draw(self) -> int:
+    def _draw(self) -> int | None:
         """Take the seed of the next episode."""
         assert self.seeds is not None
         self.num_episodes += 1
@@ -99,7 +99,7 @@ class SingleEnvs(CalledByName):
     def __init__(
         self,
         env_fns: Sequence[Callable[[], gymnasium.Env]],
-        seeds: Sequence[Iterator[int]] | None,
+        seeds: Sequence[Iterator[int | None]] | None,
         first_env_index: int,
         on_fault: OnFault,
     ):

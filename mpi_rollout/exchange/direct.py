@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_rollout.exchange.transports import (
-    ACTIONS_TAG,
-    OBJECT_TAG,
-    ORDER_TAG,
-    SLOT_TAG,
-    Buffers,
-    CollectiveTransport,
-    Message,
-    Transport,
-)
+from mpi_rollout.exchange.transports import BYTES_TAG, ORDER_TAG, SLOT_TAG, Buffers, CollectiveTransport, Transport
 from mpi_rollout.exchange.waiting import Adaptation, Wait
 from mpi_rollout.exchange.world import ROOT
 
@@ -74,11 +65,11 @@ class DirectTransport(Transport):
         self.finish()
         self._start_all(self._order_requests)
 
-    def send_actions(self, actions: np.ndarray) -> None:
-        self._parts_sent += [self.comm.Isend(actions.data, peer, ACTIONS_TAG) for peer in self._peers]
+    def send_bytes(self, data: np.ndarray) -> None:
+        self._parts_sent += [self.comm.Isend(data.data, peer, BYTES_TAG) for peer in self._peers]
 
-    def await_actions(self, actions: np.ndarray) -> None:
-        self._wait.all([self.comm.Irecv(actions.data, ROOT, ACTIONS_TAG)])
+    def await_bytes(self, data: np.ndarray) -> None:
+        self._wait.all([self.comm.Irecv(data.data, ROOT, BYTES_TAG)])
 
     def post_slot(self, num_rows: int) -> None:
         self.listen()
@@ -101,13 +92,6 @@ class DirectTransport(Transport):
         if not self._is_listening:
             self._start_all(self._receives)
             self._is_listening = True
-
-    def spread(self, value: Message = None) -> Message:
-        if self.comm.rank != ROOT:
-            return self.comm.recv(source=ROOT, tag=OBJECT_TAG)
-        for peer in self._peers:
-            self.comm.send(value, peer, OBJECT_TAG)
-        return value
 
     def finish(self) -> None:
         self._wait_all(self._sends)
@@ -151,7 +135,7 @@ class SwitchingTransport(Transport):
 
     def _use(self, transport: CollectiveTransport | DirectTransport) -> None:
         self._now, self._is_direct = transport, transport is self._direct
-        for name in ("post_slot", "await_slots", "spread", "finish", "send_actions", "await_actions"):
+        for name in ("post_slot", "await_slots", "finish", "send_bytes", "await_bytes"):
             setattr(self, name, getattr(transport, name))  # Steps call these without a detour.
 
     def post_order(self) -> None:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_rollout.core.layout import ALIGNMENT, LOST, SHORT, Block, Columns, SlotUnpacker
+from mpi_rollout.core.layout import LOST, SHORT, Block, Columns, SlotUnpacker
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.infos import InfoDict
 from mpi_rollout.exchange.orders import Command, Contents, Order
-from mpi_rollout.exchange.transports import INFOS_TAG, Buffers, Message, Transport
+from mpi_rollout.exchange.transports import INFOS_TAG, Buffers, Transport
 from mpi_rollout.exchange.waiting import Wait
 from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.text import words_of
@@ -102,7 +102,7 @@ class Exchange:
             self._slot: np.ndarray = slots[0]
             self._slot_rows = []
             self.own_step_s, self.own_marks, self._own_has_infos, self.own_num_ended = layout.header(self._slot)
-            self.slot, self.slot_bytes = layout.columns(self._slot, len(self.envs)), self._slot[:, ALIGNMENT:]
+            self.slot = layout.columns(self._slot, len(self.envs))
         return self._slot if self.has_own_slot else None, slots if is_root else None
 
     def post_steps(self, actions: Sequence[np.ndarray] | None, num_steps: int, step: int) -> None:
@@ -117,7 +117,7 @@ class Exchange:
             self.order.put(actions, num_steps)
         self.post_order(Command.STEP, num_steps, step, actions is None)
         if num_steps > 1 and actions is not None:
-            self.transport.send_actions(self.order.fragment)
+            self.transport.send_bytes(self.order.fragment)
 
     def post_order(self, command: Command, argument: int = 0, step: int = -1, is_chosen: bool = False) -> None:
         """Send another order, see `Command`."""
@@ -131,18 +131,18 @@ class Exchange:
         self.order.read()
         if self.order.has_fragment:
             self.order.hold(self.order.num_rows)
-            self.transport.await_actions(self.order.fragment)
+            self.transport.await_bytes(self.order.fragment)
 
-    def send_parameters(self, buffer: np.ndarray) -> None:
-        """Send bytes right after the order that names their number; they must stay as they are until the next slots."""
-        self.post_order(Command.LOAD, buffer.nbytes)
-        self.transport.send_actions(buffer)
+    def post_bytes(self, command: Command, data: np.ndarray) -> None:
+        """Send an order and right after it bytes; they must stay as they are until the next slots come."""
+        self.post_order(command, data.nbytes)
+        self.transport.send_bytes(data)
 
-    def await_parameters(self) -> np.ndarray:
+    def await_bytes(self) -> np.ndarray:
         """Receive what follows the order."""
-        buffer = np.empty(self.order.argument, np.uint8)
-        self.transport.await_actions(buffer)
-        return buffer
+        data = np.empty(self.order.argument, np.uint8)
+        self.transport.await_bytes(data)
+        return data
 
     def post_slot(self) -> None:
         """Send this rank's slot, and the infos that follow it: a worker's side of `await_slots`."""
@@ -180,10 +180,6 @@ class Exchange:
             column[slot, :, :rows] = array
         for values, mask in self.columns.info_arrays:
             values[slot], mask[slot] = 0, False
-
-    def spread(self, value: Message = None) -> Message:
-        """Send a Python object of the root to these ranks, pickled, right after an order; for rare messages."""
-        return self.transport.spread(value)
 
     def unpacker(self, block: Block) -> SlotUnpacker:
         """Return a block as these slots see it, on the root."""

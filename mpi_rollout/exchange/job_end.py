@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 END_VARIABLE = "MPI_ROLLOUT_END_S"
 END_TIMEOUT_S = 10.0  # Programs that end at all need less; an allocation costs more.
+INTERRUPTED = "interrupted"
 SAME_S = 0.3  # Between signals of a launcher to its ranks.
 LAST_WORDS_S = 5.0  # The time for the message and MPI's end after that.
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
@@ -54,9 +55,7 @@ def all_or_none(comm: "MPI.Comm") -> Iterator[None]:
         # when another rank has ended the job and said why.
         if comm.rank or (error.args == ("SIGTERM",) and "OMPI_COMM_WORLD_RANK" in os.environ):
             sleep(SAME_S)
-        words = f"stopped by {error}" if error.args else "interrupted"
-        say(f"mpi_rollout: {rank_and_host(comm.rank)}: {words}\n")
-        abort(comm, Interrupted.exit_code)
+        interrupt(comm, f"stopped by {error}" if error.args else INTERRUPTED)
     except BaseException as error:
         exits.end_if_forked(error)
         lost_ranks = _lost_ranks(comm, error)
@@ -121,6 +120,20 @@ def _lost_ranks(comm: "MPI.Comm", error: BaseException) -> list[int]:
     if mpi is None or not isinstance(error, mpi.Exception) or error.Get_error_class() != mpi.ERR_PROC_FAILED:
         return []
     return [*comm.Get_failed().Translate_ranks(None, comm.Get_group())]
+
+
+def interrupt(comm: "MPI.Comm", words: str = INTERRUPTED) -> NoReturn:
+    """End all ranks at once because somebody asked for it."""
+    say(f"mpi_rollout: {rank_and_host(comm.rank)}: {words}\n")
+    abort(comm, Interrupted.exit_code)
+
+
+def interrupt_hanging(comm: "MPI.Comm") -> NoReturn:
+    """Do the same from another thread while the main one hangs in C code: MPICH's MPI_Abort may wait for it."""
+    if comm.size == 1:  # Nobody else has to hear of it.
+        say(f"mpi_rollout: {rank_and_host(comm.rank)}: {INTERRUPTED}\n")
+        exits.leave_now(Interrupted.exit_code)
+    interrupt(comm)
 
 
 def abort(comm: "MPI.Comm", code: int) -> NoReturn:
@@ -189,28 +202,30 @@ class EndWatch:
     """
 
     def __init__(self, place: str) -> None:
-        self.code, self._place, self._timeout_s = 0, place, end_timeout_s()
+        self.code, self._place = 0, place
         exits.note_exits()
         # While Python removes its modules none of our threads runs.  This ends the process then, with its stack.
-        atexit.register(faulthandler.dump_traceback_later, self._timeout_s + LAST_WORDS_S, exit=True)
+        atexit.register(lambda: faulthandler.dump_traceback_later(end_timeout_s() + LAST_WORDS_S, exit=True))
         threading.Thread(target=self._watch, name="ending", daemon=True).start()
 
     def begin(self) -> threading.Timer:
         """Watch the main thread, which should end now, until somebody cancels the returned timer."""
-        timer = threading.Timer(self._timeout_s, self._end)
+        timeout_s = end_timeout_s()
+        timer = threading.Timer(timeout_s, self._end, (timeout_s,))
         timer.daemon = True
         timer.start()
         return timer
 
     def _watch(self) -> None:
         threading.main_thread().join()  # Then the interpreter's end begins.
-        sleep(self._timeout_s)
-        self._end()
+        timeout_s = end_timeout_s()
+        sleep(timeout_s)
+        self._end(timeout_s)
 
-    def _end(self) -> NoReturn:
+    def _end(self, timeout_s: float) -> NoReturn:
         code = self.code or exits.noted_code()
         say(
-            f"mpi_rollout: {self._place}: all is done, but this process has not ended in {self._timeout_s:g} s because "
+            f"mpi_rollout: {self._place}: all is done, but this process has not ended in {timeout_s:.3g} s because "
             f"of {_what_runs()}; ended it with exit code {code} ({END_VARIABLE} gives it more seconds)\n"
         )
         faulthandler.dump_traceback_later(LAST_WORDS_S, exit=True)
@@ -232,12 +247,13 @@ def watch_end(comm: "MPI.Comm", code: int) -> EndWatch:
 
 
 def end_timeout_s(default_s: float = END_TIMEOUT_S) -> float:
-    """Return the seconds that a process may take to end: the user's, or the default."""
+    """Return the seconds that a process may take to end: the user's, or the default, longer where cores are crowded."""
     try:
         given_s = float(os.environ.get(END_VARIABLE, ""))
     except ValueError:
-        return default_s
-    return min(given_s, MAX_TIMEOUT_S) if given_s > 0 else default_s
+        given_s = 0.0
+    crowd = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return min(given_s, MAX_TIMEOUT_S) if given_s > 0 else default_s * max(crowd, 1.0)
 
 
 def _what_runs() -> str:

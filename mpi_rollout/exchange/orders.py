@@ -20,11 +20,11 @@ HEADER_NBYTES = 48
 class Command(IntEnum):
     """What an order asks of a rank, and what its argument is."""
 
-    RESET = 1
+    RESET = 1  # The bytes of the pickled arguments, which follow.
     STEP = 2  # The number of steps.
-    CALL = 3
+    CALL = 3  # The bytes of the pickled name and arguments, which follow.
     STOP = 4  # The code of the job.
-    RESTORE = 5
+    RESTORE = 5  # As that of RESET.
     SWITCH = 7  # The number of the connection that sends the next orders.
     LOAD = 8  # The bytes of new parameters of the ranks' policy, which follow.  No slot comes back.
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from mpi_rollout.errors import LaunchError, RankLost, RolloutError, UsageError
 from mpi_rollout.exchange.job_end import abort
-from mpi_rollout.exchange.transports import Buffers, Message, Transport
+from mpi_rollout.exchange.transports import Buffers, Transport
 from mpi_rollout.exchange.waiting import Wait
 from mpi_rollout.exchange.world import GRACE_S, ROOT, library_name
 from mpi_rollout.process.console import say
@@ -69,7 +69,7 @@ class ShrinkingTransport(Transport):
         self.comm: MPI.Comm = comm
         self.rank, self.ranks = comm.rank, np.arange(comm.size)
         self._group, self._hosts = comm.Get_group(), comm.gather(os.uname().nodename, ROOT)
-        self._order = (order.data, MPI.BYTE)
+        self._order, self._byte = (order.data, MPI.BYTE), MPI.BYTE
         self.lost_ranks: list[int] = []
         nbytes = next((array.shape[-1] for array in (slot, slots) if array is not None), 0)
         self._row = MPI.BYTE.Create_contiguous(nbytes).Commit()
@@ -83,9 +83,6 @@ class ShrinkingTransport(Transport):
     def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
         self._slot, self._slots = slot, slots
         self._describe(1)
-
-    def send_actions(self, actions: np.ndarray) -> None:
-        raise NotImplementedError("an order that is sent again has no second message")
 
     def _describe(self, num_rows: int) -> None:
         """Describe the first rows of all slots, as MPI takes them: those of each rank come to their own place."""
@@ -125,19 +122,17 @@ class ShrinkingTransport(Transport):
 
     await_slots = post_slot
 
-    def spread(self, value: Message = None) -> Message:
-        return self.bcast(value, ROOT)
-
-    def bcast(self, value: Message, root: int) -> Message:
-        """Broadcast a Python object, pickled."""
+    def send_bytes(self, data: np.ndarray) -> None:
         self._is_plain = False
         while True:
             try:
                 if len(self.ranks) == self._num_at_order or self.rank != ROOT:
-                    return self.comm.bcast(value, root)
+                    return self.comm.Bcast((data.data, self._byte), ROOT)
                 self._recover(None, is_void=True)  # The order had to be sent again.
             except self._error as error:
                 self._recover(error, is_void=True)
+
+    await_bytes = send_bytes
 
     def gather(self, value: T, root: int) -> list[T] | None:
         """Gather a Python object of each rank, pickled."""

@@ -1,8 +1,8 @@
 """How an order goes out and its slots come back.
 
 Each rank makes a transport for its buffers.  The root calls `post_order` and `await_slots`, the other ranks call
-`await_order` and `post_slot`.  An order and a slot are single buffers of bytes, so each is one message.  A fragment has
-one message more: the actions of its steps, after the order that says how many they are.
+`await_order` and `post_slot`.  An order and a slot are single buffers of bytes, so each is one message.  Some orders
+have one message more: the actions of a fragment, or other bytes, after the order that says how many they are.
 
 Transport             no messages: the root to itself
 CollectiveTransport   blocking collectives: all ranks at once, the cheapest per step
@@ -13,7 +13,7 @@ switches between both ways.  `surviving` has one that goes on without lost ranks
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,7 @@ from mpi_rollout.exchange.world import ROOT
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Message: TypeAlias = Any  # A Python object that is sent pickled.
-ORDER_TAG, SLOT_TAG, OBJECT_TAG, INFOS_TAG, ACTIONS_TAG = 1, 2, 3, 4, 5
+ORDER_TAG, SLOT_TAG, INFOS_TAG, BYTES_TAG = 1, 2, 3, 4
 
 
 class Buffers(NamedTuple):
@@ -63,21 +62,17 @@ class Transport:
     def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
         """Send and receive other slots from now on, of shape (num_rows, nbytes); for when none is under way."""
 
-    def send_actions(self, actions: np.ndarray) -> None:
-        """Send the actions of a fragment, right after its order; they must stay as they are until its slots come."""
+    def send_bytes(self, data: np.ndarray) -> None:
+        """Send what follows an order, right after it; it must stay as it is until the next slots come."""
 
-    def await_actions(self, actions: np.ndarray) -> None:
-        """Receive the actions of a fragment."""
+    def await_bytes(self, data: np.ndarray) -> None:
+        """Receive what follows an order."""
 
     def post_slot(self, num_rows: int) -> None:
         """Send the first rows of this rank's slot."""
 
     def await_slots(self, num_rows: int) -> None:
         """Receive the first rows of all slots."""
-
-    def spread(self, value: Message = None) -> Message:
-        """Send a Python object from the root to the other ranks, pickled, between an order and its slots."""
-        return value
 
     def listen(self) -> None:
         """Be ready to receive the next message, if no rank has to take part in that at the same time."""
@@ -132,10 +127,10 @@ class CollectiveTransport(Transport):
 
     send_order = await_order = post_order
 
-    def send_actions(self, actions: np.ndarray) -> None:
-        self.comm.Bcast((actions.data, self._byte), ROOT)
+    def send_bytes(self, data: np.ndarray) -> None:
+        self.comm.Bcast((data.data, self._byte), ROOT)
 
-    await_actions = send_actions
+    await_bytes = send_bytes
 
     def post_slot(self, num_rows: int) -> None:
         gather = self._gathers.get(num_rows)
@@ -144,6 +139,3 @@ class CollectiveTransport(Transport):
         gather()
 
     await_slots = post_slot
-
-    def spread(self, value: Message = None) -> Message:
-        return self.comm.bcast(value, ROOT)

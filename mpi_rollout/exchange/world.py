@@ -188,9 +188,6 @@ class SingleRankComm:
     def gather(self, value: T, root: int = 0) -> list[T]:
         return [value]
 
-    def allgather(self, value: T) -> list[T]:
-        return [value]
-
 
 @cache
 def _single_rank_world() -> SingleRankComm:

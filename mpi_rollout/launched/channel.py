@@ -1,9 +1,9 @@
-"""The line between a trainer and rank 0 of its job: values, and the memory that holds the arrays of a step.
+"""The line between a trainer and rank 0 of its job, and the memory that holds the arrays of a step.
 
-On one host the line is a Unix socket, and both ends have the memory.  Between hosts it is TCP, and the arrays follow.
+On one host the line is a Unix socket, and both ends have the memory.  Between hosts it is TCP, and there is none.
 A private folder tells rank 0 the addresses and a key.  Each end proves by HMAC that it has the key; nothing is
-unpickled before.  A trainer listens to TCP only where ranks may be on other hosts, and hears only the address that rank
-0 wrote into the folder.
+unpickled before.  A trainer listens to TCP only where ranks may be on other hosts, and hears only the port that rank 0
+wrote into the folder: who connects from another one, and says nothing, keeps nobody waiting.
 """
 
 import json
@@ -20,16 +20,18 @@ from mmap import mmap
 from multiprocessing import AuthenticationError, reduction
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
+from shutil import rmtree
 from tempfile import mkdtemp
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 import cloudpickle
 import numpy as np
 
 from mpi_rollout.core.columns import RESULTS
 from mpi_rollout.core.spaces import Space, leaves
-from mpi_rollout.errors import LaunchError
+from mpi_rollout.errors import DataError, LaunchError
+from mpi_rollout.text import words_of
 
 TRAINER, RANK_0 = "trainer.json", "rank_0"  # Files in the folder.
 PROOF_S = 5  # The time that a peer has to prove the key: one that says nothing must not keep others out.
@@ -41,7 +43,7 @@ ERRORS = (EOFError, OSError)  # The other end is gone.
 
 
 class Meeting:
-    """Where a trainer waits for rank 0.
+    """Where a trainer waits for rank 0, in a `with` statement; an error in it removes the folder.
 
     Attributes
     ----------
@@ -68,6 +70,15 @@ class Meeting:
             with open(os.open(Path(self.folder, file), os.O_CREAT | os.O_WRONLY, 0o600), "w") as opened:
                 opened.write(text)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for listener in self.listeners:
+            listener.close()
+        if kind is not None:  # Else the job's keeper does that.
+            rmtree(self.folder, ignore_errors=True)
+
     def meet(self, listener: socket.socket) -> Connection | None:
         """Return the connection to who has called, if it is rank 0."""
         sock, address = listener.accept()
@@ -76,7 +87,7 @@ class Meeting:
                 _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
                 is_expected = uid == os.getuid()
             else:
-                is_expected = address[0] == Path(self.folder, RANK_0).read_text()
+                is_expected = _port(address) == Path(self.folder, RANK_0).read_text()
             return _proved(sock, self._key, begins=True) if is_expected else None
 
 
@@ -105,8 +116,12 @@ def _sockets(told: dict[str, Any], folder: str) -> Iterator[socket.socket]:
     for host in told["hosts"]:
         with suppress(OSError):
             address = socket.gethostbyname(host), told["port"]
-            Path(folder, RANK_0).write_text(_own_address(address))
-            yield socket.create_connection(address, CONNECT_S)
+            sock = socket.socket()
+            sock.settimeout(CONNECT_S)
+            sock.bind((_own_address(address), 0))
+            Path(folder, RANK_0).write_text(_port(sock.getsockname()))
+            sock.connect(address)
+            yield sock
 
 
 def _own_address(other: tuple[str, int]) -> str:
@@ -115,6 +130,10 @@ def _own_address(other: tuple[str, int]) -> str:
         with suppress(OSError):  # There is no network.
             sock.connect(other)
         return str(sock.getsockname()[0])
+
+
+def _port(address: tuple[str, int]) -> str:
+    return "{}:{}".format(*address)
 
 
 def _proved(sock: socket.socket, key: bytes, begins: bool) -> Connection | None:
@@ -151,6 +170,8 @@ class Channel:
         How long a wait keeps its core before it sleeps: to wake up takes 40 us.
     is_waiting
         An exception may be raised now, by a signal handler: the line stays whole.
+    is_asked
+        This end has sent a value, and the other one has not answered yet.
     """
 
     def __init__(self, connection: Connection, job: int | None = None) -> None:
@@ -160,24 +181,26 @@ class Channel:
         self._ready = select.poll()
         for descriptor in (connection.fileno(), *([] if job is None else [job])):
             self._ready.register(descriptor, select.POLLIN)
-        self.spin_s, self.is_waiting = 0.0, False
+        self.spin_s, self.is_waiting, self.is_asked = 0.0, False, False
 
-    def send(self, value: object, is_plain: bool = False, arrays: memoryview | None = None) -> None:
-        """Send a value, and arrays of a step unless the other end has their memory.
-
-        `is_plain`: it has no classes and functions; cloudpickle also takes those that are in no module.
-        """
+    def send(self, value: object, is_plain: bool = False) -> None:
+        """Send a value; `is_plain`: without classes and functions, of which cloudpickle takes those of no module."""
         buffers: list[pickle.PickleBuffer] = []
         dumps: Callable[..., bytes] = pickle.dumps if is_plain else cloudpickle.dumps
-        data = dumps(value, protocol=5, buffer_callback=buffers.append)
+        try:
+            data = dumps(value, protocol=5, buffer_callback=buffers.append)
+        except Exception as error:
+            raise _not_picklable(error) from error
         self._connection.send_bytes(len(buffers).to_bytes(4, "little") + data)
         for buffer in buffers:
             self._connection.send_bytes(buffer.raw())
-        if arrays is not None and not self.is_local:
-            self._connection.send_bytes(arrays)
+        self.is_asked = True
 
     def receive(self) -> Any:
-        """Receive a value; its arrays belong to the caller."""
+        """Receive a value; its arrays belong to the caller.
+
+        DataError if it cannot be unpickled here: the line is whole then.
+        """
         self.is_waiting = True
         try:
             until = perf_counter() + self.spin_s
@@ -190,16 +213,23 @@ class Channel:
         receive = self._connection.recv_bytes
         data = receive()
         buffers = [bytearray(receive()) for _ in range(int.from_bytes(data[:4], "little"))]
-        return pickle.loads(memoryview(data)[4:], buffers=buffers)
+        self.is_asked = False
+        try:
+            return pickle.loads(memoryview(data)[4:], buffers=buffers)
+        except Exception as error:
+            raise _not_picklable(error) from error
 
-    def receive_arrays(self, arrays: memoryview) -> None:
-        """Receive the arrays of a step that were sent, unless this end has their memory."""
-        if not self.is_local:
-            self._connection.recv_bytes_into(arrays)
+
+def _not_picklable(error: Exception) -> DataError:
+    """Return the error for what cannot go over the line; as it is none of `ERRORS`, the line is not given up."""
+    return DataError(
+        f"what goes between the trainer and its ranks must be picklable: {words_of(error)}; of infos, name those that "
+        'are wanted, or give infos="none"'
+    )
 
 
 class StepMemory:
-    """The arrays of one step of all envs: what goes to the ranks, and what comes back.
+    """The arrays of one step of all envs, for both ends of a line on one host: no message copies them.
 
     The memory has no name in the file system: it is gone when both ends are gone, however they end.
 
@@ -212,19 +242,16 @@ class StepMemory:
     ----------
     actions, observations, results
         An array (num_envs, ...) for each leaf; of rewards, terminations and truncations.
-    sent, answered
-        The bytes of the actions, and those of all others.
     """
 
     def __init__(self, spaces: tuple[Space, Space], num_envs: int, channel: Channel, creates: bool) -> None:
         groups = leaves(spaces[1]), leaves(spaces[0]), RESULTS
         described = [leaf for group in groups for leaf in group]
         offsets = [0, *accumulate(-(-num_envs * leaf.nbytes // ALIGNMENT) * ALIGNMENT for leaf in described)]
-        if creates or not channel.is_local:
+        if creates:
             descriptor = os.memfd_create("mpi_rollout")
             os.ftruncate(descriptor, offsets[-1])
-            if channel.is_local:
-                reduction.send_handle(channel, descriptor, 0)
+            reduction.send_handle(channel, descriptor, 0)
         else:
             descriptor = reduction.recv_handle(channel)
         memory = mmap(descriptor, offsets[-1])
@@ -232,5 +259,3 @@ class StepMemory:
         places = zip(described, offsets, strict=False)  # The last offset is the end.
         arrays = iter([np.ndarray((num_envs, *leaf.shape), leaf.dtype, memory, offset) for leaf, offset in places])
         self.actions, self.observations, self.results = ([next(arrays) for _ in group] for group in groups)
-        split = offsets[len(groups[0])]
-        self.sent, self.answered = memoryview(memory)[:split], memoryview(memory)[split:]

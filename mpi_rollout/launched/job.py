@@ -105,7 +105,7 @@ class Job:
             for listener in meeting.listeners:
                 if listener.fileno() in ready and (connection := meeting.meet(listener)) is not None:
                     return Channel(connection, self._ended)
-            if not ready:
+            if monotonic() >= deadline:  # Also while others call again and again.
                 self.wait(0.0)
                 raise LaunchError(f"the ranks have not started within {timeout_s:g} s; give them more by timeout_s")
         raise LaunchError(self.last_words("the ranks did not start"))

@@ -32,15 +32,17 @@ def keep(trainer: int, process: subprocess.Popen, log: TextIO) -> int:
             return 1
 
 
-def end(process: subprocess.Popen) -> None:
-    """End what is left of the job.  Ranks end with their launcher."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(ENDING_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def end(process: subprocess.Popen, ending_s: float) -> None:
+    """End what is left of a job.  Launchers pass a SIGTERM on to ranks on other hosts; a SIGKILL they cannot."""
+    try:
+        if process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(ending_s)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def main() -> int:
@@ -54,7 +56,7 @@ def main() -> int:
             try:
                 return keep(descriptor, process, log)
             finally:
-                end(process)
+                end(process, ENDING_S)
                 if command[0] == "sbatch":
                     subprocess.run(["scancel", "--quiet", f"--name={os.path.basename(folder)}"])
     finally:

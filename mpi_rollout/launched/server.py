@@ -98,28 +98,23 @@ def serve(envs: MPIVectorEnv, channel: Channel) -> None:
     spaces = envs.single_observation_space, envs.single_action_space
     names = ("spec", "render_mode", "metadata", "autoreset_mode")
     channel.send((VALUE, (envs.num_envs, spaces, {name: vars(envs)[name] for name in names})))
-    memory = StepMemory(spaces, envs.num_envs, channel, creates=True)
-    actions, parts = tree_of(spaces[1], memory.actions), leaves(spaces[0])
+    memory = StepMemory(spaces, envs.num_envs, channel, creates=True) if channel.is_local else None
+    laid = () if memory is None else (tree_of(spaces[1], memory.actions),)
     name = ""
     while name != "close":
-        name, args, kwargs, is_laid = channel.receive()
-        if is_laid:
-            channel.receive_arrays(memory.sent)
-            args = (actions,)
         try:
-            value = methodcaller(name, *args, **kwargs)(envs)
+            name, args, kwargs = channel.receive()
+            value = methodcaller(name, *(laid if args is None else args), **kwargs)(envs)
+            if memory is None or name not in ("step", "recv_all"):
+                channel.send((VALUE, value), is_plain=value is None)
+                continue
+            observations, *results, infos = value
+            given = [leaf.of(observations) for leaf in leaves(spaces[0])]
+            for target, array in zip([*memory.observations, *memory.results], [*given, *results], strict=True):
+                np.copyto(target, array)
+            channel.send((LAID, infos), is_plain=not infos)
         except Exception as error:
-            channel.send((ERROR, described(error)))
-            continue
-        if name not in ("step", "recv_all"):
-            channel.send((VALUE, value), is_plain=value is None)
-            continue
-        observations, *results, infos = value
-        for array, given in zip(memory.observations, (leaf.of(observations) for leaf in parts), strict=True):
-            np.copyto(array, given)
-        for array, given in zip(memory.results, results, strict=True):
-            np.copyto(array, given)
-        channel.send((LAID, infos), is_plain=not infos, arrays=memory.answered)
+            channel.send((ERROR, described(error)))  # This raises again if the trainer is gone.
 
 
 if __name__ == "__main__":

@@ -18,17 +18,19 @@ from weakref import ref
 
 import numpy as np
 from gymnasium.error import ClosedEnvironmentError
+from gymnasium.spaces import Dict, Tuple
 
 from mpi_rollout.core.spaces import set_spaces, tree_of
 from mpi_rollout.errors import Option, Raised, RankLost, RolloutError, UsageError, caused_by
 from mpi_rollout.launched.channel import ERRORS, Channel, Meeting, StepMemory
 from mpi_rollout.launched.job import ENDING_S, BatchOptions, Job, Words, batch_command, launcher_of
+from mpi_rollout.options import check_seconds
 from mpi_rollout.policies.parameters import array_of
 from mpi_rollout.process.console import say
 from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.text import counted
-from mpi_rollout.train.request import Request
+from mpi_rollout.train.request import Request, check_arguments
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
 VALUE, LAID, ERROR = range(3)  # What an answer is: a value, the outcome of a step whose arrays are laid, or an error.
@@ -50,46 +52,43 @@ def launch(
 ) -> "LaunchedVectorEnv":
     """Start ranks and give this process, which is none of them, their envs; without mpirun, and without MPI here.
 
-    Parameters
-    ----------
-    env, num_envs, **options
-        As of `mpi_rollout.connect`.  Callables are sent to the ranks by cloudpickle: a function of a notebook or a
-        lambda works, and one of a module is imported there.
-    num_ranks
-        The number of ranks; by default as many as the SLURM allocation has tasks or this process has cores, and not
-        more than envs.
-    launcher
-        The command that starts them, up to -n, as words or one string, such as "srun --mpi=pmix".  By default srun in a
-        SLURM allocation, else the mpirun beside this Python or on PATH.
-    sbatch
-        Options such as {"partition": "cpu", "time": "01:00:00", "exclusive": True}, or a list of words: the ranks are
-        then a job of SLURM, and this function waits until it has started.
-    timeout_s
-        How long the ranks may take to start and to make their envs; waiting in SLURM's queue does not count.
+    Other arguments are as of `connect`.  Callables are sent to the ranks by cloudpickle: a function of a notebook or a
+    lambda works, and one of a module is imported there.  By default there are as many ranks as the SLURM allocation has
+    tasks or this process has cores, and not more than envs.
 
-    Returns
-    -------
-    The vector env, open until `close`, the end of a `with` statement, or the end of the program.
+    `launcher` is the command that starts them, up to -n, as words or one string, such as "srun --mpi=pmix".  By default
+    it is srun in a SLURM allocation, else the mpirun beside this Python or on PATH.  With `sbatch`, options such as
+    {"partition": "cpu", "exclusive": True} or a list of words, the ranks are a job of SLURM, and this function waits
+    until it has started.  Then they have `timeout_s` to start and to make their envs.
 
-    Raises
-    ------
-    LaunchError
-        The ranks cannot be started; the message has their last words.
-    RolloutError
-        As `connect`.
-    RankLost
-        Also later, of each method: the job has ended.
+    The envs are open until `close`, the end of a `with` statement, or the end of the program.  LaunchError is raised if
+    the ranks cannot be started, with their last words; else errors are those of `connect`.
     """
-    request = Request.read(launch, {"env": env, "num_envs": num_envs, **options})
-    if num_ranks is None:
-        tasks = os.environ.get("SLURM_NTASKS", "")
-        num_ranks = min(request.count, int(tasks) if tasks.isdigit() else num_usable_cores())
-    if type(num_ranks) is not int or num_ranks < 1:
-        raise UsageError(Option("num_ranks"), f" must be a whole number of at least 1, got {num_ranks!r}")
+    check_arguments(launch, options)
+    check_seconds(Option("timeout_s"), timeout_s)
+    request = Request(env, num_envs, **options)
+    num_ranks = _checked(num_ranks, request.count)
     request.plan(num_ranks)  # It says what cannot work before anything is started.
     told = [[*map(os.path.abspath, sys.path)], replace(request, copy=False).pickled("what launch is told"), 0.0]
     words = launcher_of(launcher, sbatch is not None)
-    meeting = Meeting(is_local=launcher is None and sbatch is None and words[0] != "srun")
+    with Meeting(is_local=launcher is None and sbatch is None and words[0] != "srun") as meeting:
+        return _start(meeting, words, num_ranks, sbatch, timeout_s, told)
+
+
+def _checked(num_ranks: int | None, num_envs: int) -> int:
+    """Return the number of ranks; UsageError if it is none."""
+    if num_ranks is None:
+        tasks = os.environ.get("SLURM_NTASKS", "")
+        num_ranks = min(num_envs, int(tasks) if tasks.isdigit() else num_usable_cores())
+    if type(num_ranks) is not int or num_ranks < 1:
+        raise UsageError(Option("num_ranks"), f" must be a whole number of at least 1, got {num_ranks!r}")
+    return num_ranks
+
+
+def _start(
+    meeting: Meeting, words: list[str], num_ranks: int, sbatch: BatchOptions | None, timeout_s: float, told: list[Any]
+) -> "LaunchedVectorEnv":
+    """Start the job, and return its envs when they are made."""
     server = ["-m", "mpi_rollout.launched.server", meeting.folder, str(num_ranks), str(timeout_s)]
     command = [*words, "-n", str(num_ranks), sys.executable, *server]
     if sbatch is not None:
@@ -104,9 +103,6 @@ def launch(
     except BaseException as error:
         job.wait(ENDING_S if isinstance(error, RolloutError) else 0.0)  # Of an error the ranks know.
         raise
-    finally:
-        for listener in meeting.listeners:
-            listener.close()
 
 
 def described(error: Exception) -> tuple[RolloutError | None, Raised | None]:
@@ -136,7 +132,7 @@ class LaunchedVectorEnv(MPIVectorEnv):
 
     def __init__(self, job: Job, channel: Channel, told: object) -> None:
         self.closed, self._pid = True, os.getpid()
-        self._job, self._channel, self._is_open = job, channel, False
+        self._job, self._channel = job, channel
         self._lost: RankLost | None = None
         try:
             channel.send(told)
@@ -144,7 +140,7 @@ class LaunchedVectorEnv(MPIVectorEnv):
         except ERRORS:
             raise RankLost(job.last_words("the ranks ended while they made their envs")) from None
         num_envs, spaces, facts = self._value(*answer)
-        self._memory = StepMemory(spaces, num_envs, channel, creates=False)
+        self._memory = StepMemory(spaces, num_envs, channel, creates=False) if channel.is_local else None
         set_spaces(self, num_envs, *spaces)
         vars(self).update(facts)
         self._interrupts = Interrupts(lambda: channel.is_waiting)
@@ -171,13 +167,12 @@ class LaunchedVectorEnv(MPIVectorEnv):
             raise ClosedEnvironmentError("these envs are closed, or belong to another process; launch again for more")
         try:
             with self._interrupts:
-                if self._is_open:  # Its call was given up.
-                    self._take()
+                if self._channel.is_asked:  # Its call was given up.
+                    self._channel.receive()
                 is_laid = name in ("step", "send") and len(args) == 1 and self._lay(args[0])
-                call = (name, () if is_laid else args, kwargs, is_laid)
-                self._channel.send(call, is_laid or not (args or kwargs), self._memory.sent if is_laid else None)
-                self._is_open = True
-                answer = self._take()
+                call = (name, None if is_laid else args, kwargs)
+                self._channel.send(call, is_plain=is_laid or not (args or kwargs))
+                answer = self._channel.receive()
         except ERRORS as error:
             if isinstance(error, TimeoutError) and error.errno is None:  # A signal handler of the program raised it.
                 raise
@@ -186,20 +181,14 @@ class LaunchedVectorEnv(MPIVectorEnv):
         return self._value(*answer)  # Not above: what it raises may be an OSError of an env.
 
     def _lay(self, actions: object) -> bool:
-        """Lay actions where rank 0 finds them; return False if they are of another type than those of the space."""
+        """Lay actions where rank 0 finds them; return False if there is no such place for them."""
+        if self._memory is None or isinstance(self.single_action_space, Dict | Tuple):
+            return False
         target = self._memory.actions[0]
         if type(actions) is not np.ndarray or actions.dtype != target.dtype or actions.shape != target.shape:
             return False
         np.copyto(target, actions)
         return True
-
-    def _take(self) -> tuple[int, Any]:
-        """Wait for the answer to the call that is open, and take it."""
-        kind, value = self._channel.receive()
-        if kind == LAID:
-            self._channel.receive_arrays(self._memory.answered)
-        self._is_open = False
-        return kind, value
 
     def _value(self, kind: int, value: Any) -> Any:
         """Return what rank 0 has answered, or raise it; `except` clauses for the class of an error catch it."""
@@ -207,7 +196,7 @@ class LaunchedVectorEnv(MPIVectorEnv):
             error, raised = value
             cause = None if raised is None else raised.again()
             raise caused_by(error, cause) if error is not None else cause or AssertionError("an error is one of both")
-        if kind == VALUE:
+        if kind == VALUE or self._memory is None:
             return value
         observations = tree_of(self.single_observation_space, [array.copy() for array in self._memory.observations])
         return observations, *[array.copy() for array in self._memory.results], value
@@ -216,7 +205,7 @@ class LaunchedVectorEnv(MPIVectorEnv):
         """Let the ranks go, which completes a recording, and wait for the end of the job."""
         if os.getpid() != self._pid:  # A fork has no part in it.
             return
-        is_idle = not self._is_open or bool(select.select([self._channel], [], [], GRACE_S)[0])
+        is_idle = not self._channel.is_asked or bool(select.select([self._channel], [], [], GRACE_S)[0])
         try:
             if self._lost is None and is_idle:
                 self._ask("close")

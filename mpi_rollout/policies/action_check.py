@@ -229,12 +229,12 @@ def inside(space: spaces.Space) -> Callable[[np.ndarray], bool]:
     lowest, highest = low.flat[0].item(), high.flat[0].item()
     if (low != lowest).any() or (high != highest).any():
         return lambda array: bool(((array >= low) & (array <= high)).all())
-    smallest, largest = np.minimum.reduce, np.maximum.reduce
 
     def is_inside(array: np.ndarray) -> bool:
         if lowest == 0 and array.dtype.kind == "i":  # As unsigned numbers, negative ones are large: one pass for both.
-            return bool(largest(array.view(UNSIGNED[array.itemsize]), axis=None).item() <= highest)
+            array = array.view(UNSIGNED[array.itemsize])
+            return bool(array.item(array.argmax()) <= highest)
         # Where there is NaN, it is the minimum and the maximum, and compares as false.
-        return smallest(array, axis=None).item() >= lowest and largest(array, axis=None).item() <= highest
+        return bool(array.item(array.argmin()) >= lowest and array.item(array.argmax()) <= highest)
 
     return is_inside

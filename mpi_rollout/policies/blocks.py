@@ -17,7 +17,7 @@ from gymnasium import spaces
 from mpi_rollout.core.seeding import model_key
 from mpi_rollout.core.spaces import Leaf, Space, Tree, is_castable, leaves, tree_of
 from mpi_rollout.errors import ActionError
-from mpi_rollout.policies.memory import INFOS, STARTS, STATE, Shown, kept
+from mpi_rollout.policies.memory import INFOS, STARTS, STATE, PastRows, PolicyView, kept
 from mpi_rollout.policies.model import Model
 from mpi_rollout.policies.sampling import Uniforms
 from mpi_rollout.text import words_of
@@ -30,94 +30,103 @@ class Acted(NamedTuple):
     extras: list[np.ndarray]
 
 
-class _Room(NamedTuple):
-    """What a model gets when it is asked for some neighbouring envs: arrays of all envs of their blocks."""
-
-    rows: slice  # Of the envs that are asked for.
-    shown: list[np.ndarray]  # Their rows of the observations, for each leaf.
-    padding: list[np.ndarray]  # All other rows.
-    blocks: list[tuple[slice, Tree, np.ndarray]]  # Of each block the rows, the observations and the env indices.
-    uniforms: Uniforms
-    no_uniforms: np.ndarray
-    num_padded: int  # All rows.
-
-
 class BlockPolicy:
-    """A model, asked block by block, for envs of which each has these spaces.
+    """A model, asked block by block for some neighbouring envs, of which each has these spaces.
 
     Parameters
     ----------
     block
-        The number of envs of a block; 0 asks for all envs at once, and their actions may then depend in the last bits
-        on which envs these are.
+        The number of envs of a block; 0 asks for all of these envs at once, and their actions may then depend in the
+        last bits on which envs these are.
     seed
         Of the numbers that the model draws from.
+    has_reset_rows
+        A row that only resets follows the end of each episode.
+
+    Attributes
+    ----------
+    view
+        What the envs show besides observations, for a model that `takes` it.
     """
 
     def __init__(
-        self, model: Model, observation_space: Space, action_space: Space, block: int = 64, seed: int = 0
+        self,
+        model: Model,
+        observation_space: Space,
+        action_space: Space,
+        envs: range,
+        block: int = 64,
+        seed: int = 0,
+        has_reset_rows: bool = True,
     ) -> None:
-        self._model, self._block = model, block
+        self._model, self.takes, self.envs = model, model.takes, envs
         self._observation_space, self._action_space = observation_space, action_space
         self._observation_leaves, self._action_leaves = leaves(observation_space), leaves(action_space)
-        self.takes = model.takes
-        self._states: dict[range, list[Any]] = {}  # A state for each block, after its last call.
+        size = block or len(envs)
+        first = envs.start // block * block if block else envs.start
+        self._padded = range(first, first + -(-(envs.stop - first) // size) * size)
+        self._rows = slice(envs.start - first, envs.stop - first)
+        self._given = [np.zeros((len(self._padded), *leaf.shape), leaf.dtype) for leaf in self._observation_leaves]
+        self._blocks = []  # Of each the rows, the observations and the env indices.
+        for rows in (slice(start, start + size) for start in range(0, len(self._padded), size)):
+            given = tree_of(observation_space, [array[rows] for array in self._given])
+            self._blocks.append((rows, given, np.arange(first + rows.start, first + rows.stop)))
+        self._states: list[Any] = [None] * len(self._blocks)  # What the model returned last.
+        self.view = PolicyView(len(envs), has_reset_rows)
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
         """Let the model draw from this seed from now on."""
-        self._key = model_key(seed)
-        self._rooms: dict[range, _Room] = {}
+        self._uniforms = Uniforms(model_key(seed), self._padded, self._model.num_uniforms)
 
-    def __call__(self, observations: Tree, envs: range, step: int, shown: Shown | None = None) -> Acted:
-        """Ask the policy for some neighbouring envs in a step of the run; if it `takes` more, `shown` has it.
+    def __call__(self, observations: Tree, step: int) -> Acted:
+        """Ask the policy for its envs in a step of the run.
 
         Raises
         ------
         ActionError
             The model gave actions, or a state, of another number of envs.
         """
-        room = self._rooms.get(envs)
-        if room is None:
-            room = self._rooms[envs] = self._room_for(envs)
-        for array, leaf in zip(room.shown, self._observation_leaves, strict=True):
-            array[...] = leaf.of(observations)
-        for array in room.padding:  # The model may have written there.
-            array.fill(0)
-        uniforms = room.no_uniforms
-        if self._model.num_uniforms:
-            room.uniforms.forget(step)
-            uniforms = room.uniforms.at(step)
-        if shown is not None and self.takes:
-            parts = self._ask_more(room, uniforms, shown, self._states.setdefault(envs, [None] * len(room.blocks)))
-        else:
-            parts = [
-                self._read(self._model.act(given, indices, uniforms[block]), len(indices))
-                for block, given, indices in room.blocks
-            ]
+        for array, leaf in zip(self._given, self._observation_leaves, strict=True):
+            array[: self._rows.start], array[self._rows.stop :] = 0, 0  # The model may have written there.
+            array[self._rows] = leaf.of(observations)
+        self._uniforms.forget(step)
+        uniforms, parts = self._uniforms.at(step), []
+        more = self._more() if self.takes else [{}] * len(self._blocks)
+        for number, (rows, given, indices) in enumerate(self._blocks):
+            returned = self._model.act(given, indices, uniforms[rows], **more[number])
+            if STATE in self.takes:
+                returned, state = self._without_state(returned)
+                self._states[number] = kept(state, len(indices))
+            parts.append(self._read(returned, len(indices)))
         columns = parts[0] if len(parts) == 1 else [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
-        columns = [column[room.rows] for column in columns]
+        columns = [column[self._rows] for column in columns]
         num_actions = len(self._action_leaves)
         return Acted(tree_of(self._action_space, columns[:num_actions]), columns[num_actions:])
 
-    def _ask_more(self, room: _Room, uniforms: np.ndarray, shown: Shown, states: list[Any]) -> list[list[np.ndarray]]:
-        """Ask a model that takes more than observations; keep its new states."""
-        starts = np.ones(room.num_padded, np.bool_)
-        starts[room.rows] = shown.episode_starts
-        infos = {name: np.zeros((len(starts), *array.shape[1:]), array.dtype) for name, array in shown.infos.items()}
-        for name, array in shown.infos.items():
-            infos[name][room.rows] = array
-        parts = []
-        for number, (block, given, indices) in enumerate(room.blocks):
-            others = {STATE: states[number], STARTS: starts[block]}
-            others[INFOS] = {name: array[block] for name, array in infos.items()}
-            others = {name: value for name, value in others.items() if name in self.takes}
-            returned = self._model.act(given, indices, uniforms[block], **others)
-            if STATE in self.takes:
-                returned, state = self._without_state(returned)
-                states[number] = kept(state, len(indices))
-            parts.append(self._read(returned, len(indices)))
-        return parts
+    def _more(self) -> list[dict[str, Any]]:
+        """Return what the model takes besides observations, for each block."""
+        starts, infos = np.ones(len(self._padded), np.bool_), dict[str, np.ndarray]()
+        starts[self._rows] = self.view.take_starts()
+        for name, array in self.view.infos.items():
+            infos[name] = np.zeros((len(starts), *array.shape[1:]), array.dtype)
+            infos[name][self._rows] = array
+        more = []
+        for (rows, *_), state in zip(self._blocks, self._states, strict=True):
+            all_names = {STATE: state, STARTS: starts[rows], INFOS: {name: infos[name][rows] for name in infos}}
+            more.append({name: value for name, value in all_names.items() if name in self.takes})
+        return more
+
+    def remind(self, past: PastRows) -> Tree:
+        """Ask the policy for the steps that were taken, whose actions are known; return what the last row shows."""
+        envs = slice(self.envs.start, self.envs.stop)
+        for row in range(len(past.observations[0])):
+            observations = tree_of(self._observation_space, [array[row, envs] for array in past.observations])
+            infos = {name: array[row, envs] for name, array in past.infos.items()}
+            self.view.resume(past.starts[envs], past.step + row, infos)
+            if past.step + row < past.num_steps:
+                self(observations, past.step + row)
+        return observations
 
     def _without_state(self, returned: object) -> tuple[Tree, object]:
         """Take what a model returned apart: actions, maybe with extras, and its new state."""
@@ -129,21 +138,6 @@ class BlockPolicy:
             )
         *others, state = returned
         return (others[0] if len(others) == 1 else tuple(others)), state
-
-    def _room_for(self, envs: range) -> _Room:
-        size = self._block or len(envs)
-        first = envs.start // size * size if self._block else envs.start
-        padded = range(first, first + -(-(envs.stop - first) // size) * size)
-        rows = slice(envs.start - first, envs.stop - first)
-        buffers = [np.zeros((len(padded), *leaf.shape), leaf.dtype) for leaf in self._observation_leaves]
-        blocks = []
-        for block in (slice(start, start + size) for start in range(0, len(padded), size)):
-            given = tree_of(self._observation_space, [buffer[block] for buffer in buffers])
-            blocks.append((block, given, np.arange(first + block.start, first + block.stop)))
-        shown = [buffer[rows] for buffer in buffers]
-        padding = [part for buffer in buffers for part in (buffer[: rows.start], buffer[rows.stop :]) if len(part)]
-        uniforms = Uniforms(self._key, padded, self._model.num_uniforms)
-        return _Room(rows, shown, padding, blocks, uniforms, np.zeros((len(padded), 0)), len(padded))
 
     def _read(self, given: Tree, size: int) -> list[np.ndarray]:
         """Return an array (size, ...) for each leaf of the actions, and one for each extra."""

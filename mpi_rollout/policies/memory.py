@@ -7,23 +7,15 @@ run shows the policy the observations of the running episodes again.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from mpi_rollout.core.spaces import Space, Tree, tree_of
 from mpi_rollout.errors import ActionError, Option, UsageError
 
 STATE, STARTS, INFOS = "state", "episode_starts", "infos"
 NONE: frozenset[str] = frozenset()
 POSITIONAL = Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD
-
-
-class Shown(NamedTuple):
-    """What some envs show besides observations: arrays with the env axis first; infos by their names in a file."""
-
-    episode_starts: np.ndarray
-    infos: Mapping[str, np.ndarray]
 
 
 def names_taken(act: Callable[..., object], num_given: int, name: str) -> frozenset[str]:
@@ -63,13 +55,18 @@ class PolicyView:
 
     The row after an episode's end, which only resets the env, counts as a beginning too: the action of that row is
     stored, and must not depend on an episode that a continued run does not know any more.
+
+    Attributes
+    ----------
+    infos
+        Those that came with the last observations, by their names in a file: arrays with the env axis first.
     """
 
     def __init__(self, num_envs: int, has_reset_rows: bool):
         self._has_reset_rows = has_reset_rows
         self._starts, self._ended = np.ones(num_envs, np.bool_), np.zeros(num_envs, np.bool_)
-        self._infos: dict[str, np.ndarray] = {}
-        self._older = self._infos
+        self.infos: dict[str, np.ndarray] = {}
+        self._older = self.infos
 
     def note_step(self, terminations: np.ndarray, truncations: np.ndarray) -> None:
         """Note which episodes ended in a step."""
@@ -79,23 +76,25 @@ class PolicyView:
 
     def note_infos(self, infos: Mapping[str, np.ndarray]) -> None:
         """Copy the infos that came with the last observations."""
-        self._older, self._infos = self._infos, {name: array.copy() for name, array in infos.items()}
+        self._older, self.infos = self.infos, {name: array.copy() for name, array in infos.items()}
 
     def note_reset(self, mask: np.ndarray | None) -> None:
         """Note that all envs, or those of a mask, were reset, after their infos: the others have said nothing new."""
-        self._starts |= True if mask is None else mask
-        if mask is not None:
-            for name, array in self._older.items():
-                self._infos[name][~mask] = array[~mask]
+        is_reset = np.ones_like(self._starts) if mask is None else mask
+        self._starts |= is_reset
+        self._ended &= ~is_reset
+        for name, array in self._older.items():
+            self.infos[name][~is_reset] = array[~is_reset]
 
-    def resume(self, starts: np.ndarray, step: int) -> None:
-        """Go on with step `step` of envs whose running episodes began in these steps."""
+    def resume(self, starts: np.ndarray, step: int, infos: Mapping[str, np.ndarray]) -> None:
+        """Go on with step `step` of envs whose running episodes began in these steps, and which showed these infos."""
         self._starts, self._ended = starts >= step, (starts > step) & self._has_reset_rows
+        self.note_infos(infos)
 
-    def take(self) -> Shown:
-        """Return what the policy is shown now, and forget which envs have begun episodes."""
-        shown, self._starts = Shown(self._starts, self._infos), np.zeros_like(self._starts)
-        return shown
+    def take_starts(self) -> np.ndarray:
+        """Return which envs have begun episodes since the last call."""
+        starts, self._starts = self._starts, np.zeros_like(self._starts)
+        return starts
 
 
 def kept(state: Any, size: int) -> Any:
@@ -109,7 +108,7 @@ def kept(state: Any, size: int) -> Any:
         return {name: kept(part, size) for name, part in state.items()}
     if isinstance(state, tuple | list):
         parts = [kept(part, size) for part in state]
-        return tuple(parts) if isinstance(state, tuple) else parts
+        return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)  # A named tuple stays one.
     array = state.detach().clone() if hasattr(state, "detach") else np.array(state)  # Of torch, on any device.
     if array.ndim == 0 or len(array) != size:
         raise ActionError(
@@ -127,24 +126,8 @@ class PastRows:
     running episodes began, and step `num_steps` is the next one to be taken.
     """
 
-    space: Space
     step: int
     num_steps: int
     observations: list[np.ndarray]
     infos: dict[str, np.ndarray]
     starts: np.ndarray
-
-    def of(self, row: int, envs: range) -> tuple[Tree, Shown]:
-        """Return what some envs have shown in a row."""
-        place = slice(envs.start, envs.stop)
-        infos = {name: array[row, place] for name, array in self.infos.items()}
-        arrays = [array[row, place] for array in self.observations]
-        return tree_of(self.space, arrays), Shown(self.starts[place] >= self.step + row, infos)
-
-    def remind(self, policy: Callable[[Tree, range, int, Shown], object], envs: range) -> tuple[Tree, Shown]:
-        """Ask a policy for the steps that were taken, whose actions are known; return what the last row shows."""
-        for row in range(len(self.observations[0])):
-            observations, shown = self.of(row, envs)
-            if self.step + row < self.num_steps:
-                policy(observations, envs, self.step + row, shown)
-        return observations, shown

@@ -1,9 +1,8 @@
 """A policy that is asked for blocks of envs: of a file, or what the user's `make_policy` returns."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from inspect import signature
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -12,11 +11,11 @@ from mpi_rollout.core.column_types import check_names
 from mpi_rollout.core.columns import typed_leaves
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
 from mpi_rollout.errors import Option, PolicyError, UsageError
+from mpi_rollout.options import AUTO, SharedOptions
 from mpi_rollout.policies.devices import device_here
 from mpi_rollout.policies.memory import NONE, names_taken
 from mpi_rollout.policies.parameters import load_module
 from mpi_rollout.process.paths import load_callable, misfit
-from mpi_rollout.shared_options import AUTO
 from mpi_rollout.text import words_of
 
 if TYPE_CHECKING:
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 DETERMINISTIC, SAMPLE = "deterministic", "sample"
 POLICY = Option("policy")
+DEFAULTS = SharedOptions()
 Policy: TypeAlias = Callable[..., Tree]  # It takes a batch of observations and returns a batch of actions.
-Act: TypeAlias = Callable[..., Tree]  # See `Model`.
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Model:
         (num_envs,) is true, an env begins with a new state.  `infos` is a dict of arrays (num_envs, ...) and of masks.
     """
 
-    act: Act
+    act: Policy
     num_uniforms: int = 0
     extras: tuple[Leaf, ...] = ()
     owner: object = None
@@ -92,7 +91,6 @@ class PolicySource:
     sha256: str = ""  # The digest of the file and its weights, in hexadecimal.
     mode: str = DETERMINISTIC  # Or SAMPLE.
     is_trusted: bool = False  # Pickled code of the file may be executed.
-    kwargs: Mapping[str, object] = field(default_factory=dict)  # Of what makes the policy.
     device: str = AUTO  # As `--policy-device` has it; for a loader of files, this rank's own.
     call: Policy | None = None  # The callable of the kind "called", on the rank that has it.
 
@@ -108,22 +106,22 @@ def called_model(policy: Policy, space: Space, name: str) -> Model:
     return Model(act, takes=names_taken(policy, 1, name))
 
 
-def make_model(
-    spec: str | Callable[..., object], kwargs: Mapping[str, object] = MappingProxyType({}), device: str = AUTO
-) -> Model:
+def make_model(spec: str | Callable[..., object], options: SharedOptions = DEFAULTS) -> Model:
     """Call what `--policy` names, or what `connect` was given; see `called_once` and `made_model`."""
     make = load_callable(spec, POLICY) if isinstance(spec, str) else spec
     name = spec if isinstance(spec, str) else getattr(spec, "__qualname__", repr(spec))
-    return made_model(called_once(make, name, kwargs, device), name)
+    return made_model(called_once(make, name, options), name)
 
 
-def called_once(make: Callable[..., object], name: str, kwargs: Mapping[str, object], device: str) -> object:
+def called_once(make: Callable[..., object], name: str, options: SharedOptions) -> object:
     """Make a policy; UsageError if what makes it takes other arguments, PolicyError if it raises."""
-    given = kwargs if device == AUTO else {"device": device_here(device), **kwargs}
+    given, device = options.policy_kwargs, options.policy_device
+    if device != AUTO:
+        given = {"device": device_here(device), **given}
     if why := misfit(make, **given):
         takes = ", ".join(signature(make).parameters) or "no arguments"
-        options = Option("policy_kwargs"), " and ", Option("policy_device")
-        raise UsageError(POLICY, f" {name} is called once, to make the policy: {why}; it takes {takes}, by ", *options)
+        by = Option("policy_kwargs"), " and ", Option("policy_device")
+        raise UsageError(POLICY, f" {name} is called once, to make the policy: {why}; it takes {takes}, by ", *by)
     try:
         return make(**given)
     except Exception as error:
@@ -138,7 +136,7 @@ def made_model(policy: object, name: str) -> Model:
     """
     act = getattr(policy, "act", None)
     takes = names_taken(act, 3, name) if callable(act) else NONE
-    if not _takes_three(act, takes):
+    if not callable(act) or misfit(act, None, None, None, **dict.fromkeys(takes)):
         raise UsageError(
             POLICY,
             f" {name} must return an object with a method act(observations, env_indices, uniforms), got "
@@ -163,7 +161,3 @@ def _extras_of(policy: object, name: str) -> tuple[Leaf, ...]:
     except (UsageError, ValueError) as error:
         what = f"{name} must have extras such as {{'log_prob': 'f4', 'state': ['f4', 8]}}"
         raise UsageError(POLICY, f" {what}: {error}") from error
-
-
-def _takes_three(act: object, others: frozenset[str]) -> TypeGuard[Act]:
-    return callable(act) and not misfit(act, None, None, None, **dict.fromkeys(others))

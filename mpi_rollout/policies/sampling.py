@@ -32,6 +32,8 @@ class Uniforms:
 
     def at(self, step: int) -> np.ndarray:
         """Return those of all envs in a step, an array (num_envs, size) of float64; steps may come in any order."""
+        if not self._size:  # Most policies draw nothing.
+            return np.empty((len(self._envs), 0))
         block, row = divmod(step, BLOCK_STEPS)
         if block not in self._drawn:
             self._drawn[block] = draw_block(self._key, 0, block, self._envs, self._draw)

@@ -199,7 +199,6 @@ def _built(saved: SavedPolicy, observation_space: Space, action_space: Space) ->
         name, reason = policy_class.__name__, " ".join(str(error).split())[:300]
         raise UsageError(f"{name} cannot be made for {observation_space} and {action_space}: {reason}") from error
     policy.set_training_mode(False)
-    policy.requires_grad_(False)
     return policy
 
 

@@ -145,9 +145,7 @@ def _check_sizes(arguments: dict[str, object], weights: dict[str, torch.Tensor])
         elif isinstance(value, list):
             num_layers += len(value)
             left += [(name, entry) for entry in value]
-        elif isinstance(value, int) and value > (
-            most := len(weights) if name in ("n_critics", "n_lstm_layers") else most_units
-        ):
+        elif isinstance(value, int) and value > (most := len(weights) if name in COUNTS else most_units):
             raise damaged(f"{name}={value}, and its weights are of at most {most:,}")
     if num_layers > len(weights):
         raise damaged(f"{num_layers:,} layers, and {len(weights):,} weights")

@@ -7,16 +7,17 @@ import hashlib
 import io
 import os
 import zipfile
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
-from types import MappingProxyType
+from pathlib import Path
 
 from mpi_rollout.core.policy_kinds import CALLED, FILES, FORMATS, MADE, MAKE, RANDOM, SUFFIXES, kind_of_name
 from mpi_rollout.core.spaces import Space
 from mpi_rollout.errors import Option, UsageError
+from mpi_rollout.options import AUTO, SharedOptions
 from mpi_rollout.policies.devices import device_here
 from mpi_rollout.policies.model import (
+    DEFAULTS,
     DETERMINISTIC,
     POLICY,
     Model,
@@ -24,13 +25,11 @@ from mpi_rollout.policies.model import (
     PolicySource,
     called_model,
     called_once,
-    make_model,
 )
 from mpi_rollout.policies.networks import try_model
 from mpi_rollout.policies.onnx_check import check_network, weight_files
 from mpi_rollout.policies.untrusted import needs_trust, reading
 from mpi_rollout.process.paths import colon_hint, load_object, located
-from mpi_rollout.shared_options import AUTO, SharedOptions
 from mpi_rollout.text import first_line, pip_install, system_words
 
 NO_NETWORK = (
@@ -61,15 +60,14 @@ def _no_factory(option: str, name: str) -> UsageError:
 
 def find_source(spec: str, options: SharedOptions) -> PolicySource:
     """Load the callable that `--policy` names, or read its file; UsageError if there is none, or it is no policy."""
-    kind, kwargs, device = kind_of_name(spec), options.policy_kwargs, options.policy_device
+    kind = kind_of_name(spec)
     check_options(kind, options)
     if kind in FORMATS:
-        return replace(read_source(spec, options.policy_mode, options.trust_policy), device=device)
-    call = load_policy(spec, kwargs, device) if kind == CALLED else None
-    return PolicySource(kind, spec, kwargs=kwargs, device=device, call=call)
+        return replace(read_source(spec, options.policy_mode, options.trust_policy), device=options.policy_device)
+    return PolicySource(kind, spec, call=load_policy(spec, options) if kind == CALLED else None)
 
 
-def load_policy(spec: str, kwargs: Mapping[str, object] = MappingProxyType({}), device: str = AUTO) -> Policy:
+def load_policy(spec: str, options: SharedOptions = DEFAULTS) -> Policy:
     """Return the policy that `--policy` names: a function, or an object that is callable or has a method `act`.
 
     A class is called once, see `called_once`.  UsageError if there is no such policy, PolicyError if its class raises.
@@ -79,9 +77,9 @@ def load_policy(spec: str, kwargs: Mapping[str, object] = MappingProxyType({}), 
         raise UsageError(POLICY, f" must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}{hint}")
     policy = load_object(spec, POLICY)
     if isinstance(policy, type):
-        policy = called_once(policy, spec, kwargs, device)
-    elif kwargs or device != AUTO:
-        raise _no_factory("policy_kwargs" if kwargs else "policy_device", spec)
+        policy = called_once(policy, spec, options)
+    elif options.policy_kwargs or options.policy_device != AUTO:
+        raise _no_factory("policy_kwargs" if options.policy_kwargs else "policy_device", spec)
     policy = policy if callable(policy) else getattr(policy, "act", policy)
     if not callable(policy):
         name = type(policy).__name__
@@ -116,6 +114,8 @@ def read_source(spec: str, mode: str, is_trusted: bool = False) -> PolicySource:
 
 
 def _content(path: str) -> bytes:
+    if Path(path).is_fifo():  # Nobody may ever write there.
+        raise UsageError("cannot read this file: it is a pipe")
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -177,10 +177,8 @@ def _with_weights(path: str) -> bytes:
 def load_model(source: PolicySource, observation_space: Space, action_space: Space) -> Model:
     """Make a model of what was read, for these spaces of one env.  Each rank that asks the policy does this.
 
-    UsageError if a package is missing or the file cannot be used; PolicyError if the user's `make_policy` raises.
+    UsageError if a package is missing or the file cannot be used.
     """
-    if source.kind == MADE:
-        return make_model(source.name, source.kwargs, source.device)
     if source.call is not None:
         return called_model(source.call, observation_space, source.name)
     form = FORMATS[source.kind]

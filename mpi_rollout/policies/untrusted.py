@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from mpi_rollout.errors import ActionError, Option, UsageError
-from mpi_rollout.text import first_line
+from mpi_rollout.text import first_line, shortened
 
 # What a zip may unpack to.  Weights are hardly compressible; zeros are, and fit into the first of these.
 FREE_BYTES, MOST_TIMES = 64 << 20, 4
+MOST_SAID = 2000  # Characters of what a file says, in a refusal.
 JsonObject: TypeAlias = dict[str, Any]  # What a file says may be anything.
 
 
@@ -35,7 +36,9 @@ def reading(*part: Option | str) -> Iterator[None]:
         yield
     except Exception as error:
         refusal = error if isinstance(error, UsageError | ActionError) else damaged(first_line(error))
-        lines = (re.sub(r"\s*\n\s*", " ", part) if isinstance(part, str) else part for part in refusal.args)
+        # Shortened first: among a million spaces, the search for line ends would take hours.
+        texts = (shortened(part, MOST_SAID) if isinstance(part, str) else part for part in refusal.args)
+        lines = (re.sub(r"\s*\n\s*", " ", text) if isinstance(text, str) else text for text in texts)
         raise UsageError(*part, *[": "] * bool(part), *lines) from error
 
 
@@ -52,7 +55,8 @@ def members_of(content: bytes, file_bytes: int | None = None) -> dict[str, bytes
         size = len(content) if file_bytes is None else file_bytes
         if claimed > FREE_BYTES + MOST_TIMES * size:
             raise damaged(f"its {size:,} bytes claim to unpack to {claimed:,}")
-        members = {info.filename: archive.read(info) for info in infos}
+        # Read to the end, a member would unpack all that it has before the rest is dropped.
+        members = {info.filename: archive.open(info).read(info.file_size) for info in infos}
     if len(members) < len(infos):
         raise damaged("it has a member twice")
     return members

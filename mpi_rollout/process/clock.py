@@ -22,9 +22,17 @@ PHASES = (  # What a rank does in a run.
     "step",  # This rank's envs step.
     "wait",  # A worker waits for the root's next order.
     "gather",  # Slots travel to the root, which waits for slower ranks and lays slots into columns.
-    "write",  # The root waits for a free block, that is, for the writer.
+    "write",  # The root writes to the file, or waits until a thread has written.
     "other",  # The root counts, reports, and measures the limit.
 )
+WORDS = {  # What users read for phases, in this order; with those of `losses`, the glossary explains them.
+    "step": "envs",
+    "gather": "gather",
+    "wait": "wait",
+    "send": "send",
+    "policy": "policy",
+    "write": "write",
+}
 
 
 class Clock:
@@ -54,14 +62,28 @@ def losses(
 
     `envs` is what the ranks need on average, `imbalance` the wait for the slowest of each step; the rest is
     this program: `exchange` (checking, sending, gathering, bookkeeping), `policy` and `write`.  Where ranks step
-    while the root does other things, there is no such sum: then these are the root's phases.
+    while the root does other things, there is no such sum: `envs` are the root's, and `exchange` has all of its waits.
     """
-    total = seconds or 1.0
-    if not in_lockstep:
-        return {name: value / total for name, value in phases.items() if name != "wait"}
+    in_envs = {"envs": mean_s, "imbalance": slowest_s - mean_s} if in_lockstep else {"envs": phases["step"]}
     ours = {name: phases[name] for name in ("policy", "write")}
-    parts = {"envs": mean_s, "imbalance": slowest_s - mean_s, "exchange": seconds - slowest_s - sum(ours.values())}
-    return {name: value / total for name, value in (parts | ours).items()}
+    parts = in_envs | {"exchange": seconds - sum(in_envs.values()) - sum(ours.values())} | ours
+    return {name: value / (seconds or 1.0) for name, value in parts.items()}
+
+
+class Spent:
+    """The `losses` since the last asking."""
+
+    def __init__(self, in_lockstep: bool):
+        self._in_lockstep, self._before = in_lockstep, dict[str, float]()
+
+    def losses(self, seconds: float, mean_s: float, slowest_s: float, phases: Mapping[str, float]) -> dict[str, float]:
+        """Return them, from `seconds` since the last asking and sums since the beginning."""
+        sums = {"mean": mean_s, "slowest": slowest_s, **phases}
+        new = {name: value - self._before.get(name, 0.0) for name, value in sums.items()}
+        self._before = sums
+        # A fragment that ended now counts whole, also what ranks did of it before the last asking.
+        known_s = new["slowest" if self._in_lockstep else "step"] + new["policy"] + new["write"]
+        return losses(max(seconds, known_s), new["mean"], new["slowest"], new, self._in_lockstep)
 
 
 def utc_now() -> str:

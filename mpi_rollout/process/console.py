@@ -162,15 +162,15 @@ def show(lines: list[str]) -> None:
         raise StorageError(f"cannot write to stdout: {system_words(error)}") from error
 
 
-def fitted(lines: Sequence[str]) -> list[str]:
+def fitted(lines: Sequence[str], indent: int = INDENT) -> list[str]:
     """Break lines between words where stdout is a terminal that is too narrow for them; what follows is indented."""
     try:
         columns = os.get_terminal_size(STDOUT).columns
     except OSError:  # It is none: programs read whole lines.
         return list(lines)
-    if columns <= 2 * INDENT:
+    if columns <= 2 * indent:
         return list(lines)
-    words = TextWrapper(columns, subsequent_indent=" " * INDENT, break_long_words=False, break_on_hyphens=False)
+    words = TextWrapper(columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
     return [part for line in lines for part in (words.wrap(line) if len(line) > columns else [line])]
 
 

@@ -122,6 +122,7 @@ def _become_nobody() -> None:
     _refusals.clear()
     _give_exits_back()
     note_exits()
+    signal.set_wakeup_fd(-1)  # The rank would take signals to this process for its own.
     for number in STOP_SIGNALS:
         if getattr(signal.getsignal(number), "__module__", "") in STOPPING:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

@@ -14,17 +14,18 @@ import threading
 from _signal import getsignal  # type: ignore[import-not-found]
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import monotonic
+from time import monotonic, sleep
 from types import FrameType
 from typing import NoReturn
 
 from mpi_rollout.errors import SignalInterrupt
-from mpi_rollout.process.start import die_by_signal
+from mpi_rollout.process.start import HeardInC, die_by_signal
 
 # People, launchers and batch systems stop programs by these.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 INT, TERM, USR1 = map(int, STOP_SIGNALS)
 SAME_S = 1.0  # Launchers deliver one Ctrl-C twice: a signal that comes so soon is not a second one.
+UNHEEDED_S = 2.0  # The time that the main thread has to end a run after the second one.
 
 Handler = Callable[[int, FrameType | None], object] | int | None
 
@@ -225,3 +226,27 @@ def unheeded() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class HeardTwice(HeardInC):
+    """`with HeardTwice(end):` calls `end` in a thread after a second signal that the main thread does not heed.
+
+    That may be amid a write to a disk that hangs.
+    """
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        self._end, self._is_over, self._first_s = end, False, 0.0
+
+    def __enter__(self) -> None:
+        self._begin()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
+        super().__exit__()
+
+    def _heed(self, _number: int) -> None:
+        self._first_s = self._first_s or monotonic()
+        if monotonic() - self._first_s > SAME_S:
+            sleep(UNHEEDED_S)
+            if not self._is_over:
+                self._end()

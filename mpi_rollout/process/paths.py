@@ -107,7 +107,9 @@ def load_object(spec: str, option: Option) -> object:
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(option, f" {spec}: cannot import {source!r}: {words_of(error)}") from error
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == source
+        hint = f"; for a file elsewhere: FOLDER/{source}.py:{name}" if is_missing else ""
+        raise UsageError(option, f" {spec}: cannot import {source!r}: {words_of(error)}{hint}") from error
     for part in name.split("."):
         try:
             target = getattr(target, part)

@@ -170,28 +170,33 @@ class HeardInC:
 
     def __enter__(self) -> None:
         self._writer = -1
-        if not is_heeding():
-            return
+        if is_heeding():
+            self._begin()
+
+    def _begin(self) -> None:
+        """Have a thread hear of signals."""
         from threading import Thread
 
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        set_wakeup_fd(self._writer)
-        Thread(target=_await_signal, args=(reader,), name="start", daemon=True).start()
+        set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        Thread(target=self._listen, args=(reader,), name="signals", daemon=True).start()
 
     def __exit__(self, *_: object) -> None:
         if self._writer >= 0:
             set_wakeup_fd(-1)
             os.close(self._writer)  # The thread ends.
 
-
-def _await_signal(reader: int) -> None:
-    numbers = os.read(reader, 1)
-    while numbers:
-        if numbers[0] in NAMES:
-            _leave_by(numbers[0])
+    def _listen(self, reader: int) -> None:
         numbers = os.read(reader, 1)
-    os.close(reader)
+        while numbers:
+            if numbers[0] in NAMES:
+                self._heed(numbers[0])
+            numbers = os.read(reader, 1)
+        os.close(reader)
+
+    def _heed(self, number: int) -> None:
+        _leave_by(number)
 
 
 def check_python() -> None:

@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from mpi_rollout.core.layout import ALIGNMENT
 from mpi_rollout.envs.inputs import Reset, Step, Values
 from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.envs.replaying import Past
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import add_info
 from mpi_rollout.policies.random import RandomPolicy
@@ -15,37 +13,30 @@ from mpi_rollout.ranks.watchdog import Work
 
 
 class LoopSlice(Slice):
-    """The envs of a loop.
-
-    They write into the slot where it has room for one step.  Else, and where nobody reads the slot, they write into
-    arrays of their own, which are copied into the slot row by row.
-    """
+    """The envs of a loop: they write into the slot's rows, or where nobody reads these, into arrays of their own."""
 
     def __init__(self, exchange: Exchange, envs: LoopVectorEnv, random: RandomPolicy | None):
         super().__init__(exchange, envs, random)
-        self._loop, self._copies_rows, self._first_seed = envs, False, self.env_indices.start
+        self._loop, self._first_seed = envs, self.env_indices.start
         envs.infos.add_one, envs.masks = add_info, self.masks
         self.step, self.faults = envs.step, envs.faults
         self.use_slot()
 
     def use_slot(self) -> None:
-        exchange, before = self.exchange, self._loop.columns
+        exchange = self.exchange
         is_read = bool(exchange.layout.observations)
-        self._copies_rows = is_read and exchange.room > 1
-        if self._copies_rows:
-            row = np.zeros(exchange.layout.nbytes, np.uint8)
-            self._row_bytes, columns = row[ALIGNMENT:], exchange.layout.columns(row, len(exchange.envs))
-            for array, old in zip(columns.observation_arrays, before.observation_arrays, strict=True):
-                array[...] = old  # Rows of envs that are not reset, or that fail, stay as they are.
-            self._loop.write_to(columns)
-        elif is_read:
-            self._loop.write_to(exchange.slot_rows[0])
+        self._loop.write_to(exchange.slot_rows if is_read else [self._loop.columns] * exchange.room)
         self.last_observations = self._loop.columns.observations
 
-    def _put(self, _outputs: Reset | Step, row: int, _names: tuple[str, ...]) -> None:
-        if self._copies_rows:
-            self.exchange.slot_bytes[row] = self._row_bytes
-        self.exchange.own_num_ended[row] = self._loop.num_ended
+    def _to_first_row(self) -> None:
+        self._loop.rewind()
+
+    def _put(self, outputs: Reset | Step, row: int, _names: tuple[str, ...]) -> None:
+        self.last_observations = outputs[0]
+        self.exchange.own_num_ended[row] = len(self._loop.ended)
+
+    def _begin_history(self, past: Past) -> None:
+        self.reset()  # Their first seeds have not been taken yet.
 
     def _env_at_work(self) -> Work | None:
         work = self._loop.at_work()

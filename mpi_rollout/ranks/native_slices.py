@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.columns import RESULTS, noun
 from mpi_rollout.core.layout import Columns, SlotLayout
@@ -19,7 +19,7 @@ from mpi_rollout.envs.outputs import Casting, misfit
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns, as_rollout
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.exchange import Exchange
-from mpi_rollout.policies.memory import NONE
+from mpi_rollout.policies.memory import PolicyView
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.slices import OF_RESET, Choose, Slice
 from mpi_rollout.ranks.watchdog import Work
@@ -36,7 +36,6 @@ class NativeSlice(Slice):
         self.step = self._step
         self._checks = OutputChecks(envs.single_observation_space, on_fault)
         self._casting, self._leaves = Casting(on_fault.strict_dtypes), leaves(envs.single_observation_space)
-        self._has_reset_rows = envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
         # The envs, if they can take all steps of a fragment in one call, and nobody looks at each step.
         has_infos = exchange.contents.infos or exchange.contents.pickles_infos
         self._rollout: Rollout | None = None if has_infos or self._checks else as_rollout(envs)
@@ -53,8 +52,11 @@ class NativeSlice(Slice):
             layout = SlotLayout(self.envs.single_observation_space, self.envs.num_envs)
             self._unread = layout.columns(np.zeros(layout.nbytes, np.uint8), self.envs.num_envs)
 
-    def use_policy(self, choose: Choose, takes: frozenset[str] = NONE) -> None:
-        super().use_policy(choose, takes)
+    def _to_first_row(self) -> None:
+        """Do nothing: each outcome of these envs is whole, and is copied."""
+
+    def use_policy(self, choose: Choose, view: PolicyView | None) -> None:
+        super().use_policy(choose, view)
         self._rollout = None
 
     def _can_roll(self) -> bool:
@@ -71,7 +73,7 @@ class NativeSlice(Slice):
         self._rollout.rollout(actions, columns)
         self.num_steps += num_rows
         self.num_done = num_rows
-        if self._has_reset_rows:
+        if self.has_reset_rows:
             assert columns.terminations is not None and columns.truncations is not None
             ends = columns.terminations | columns.truncations
             num_ended[:num_rows] = [np.count_nonzero(row) for row in ends]  # With axis=1 it takes longer.
@@ -80,7 +82,7 @@ class NativeSlice(Slice):
 
     def _columns_of(self, num_rows: int) -> RolloutColumns:
         """Return the first rows of the slot's columns; where nobody reads them, those of the ends alone."""
-        if self._counts_only and not self._has_reset_rows:
+        if self._counts_only and not self.has_reset_rows:
             return RolloutColumns()
         if self._counts_only:
             ends = np.zeros((2, num_rows, len(self.env_indices)), np.bool_)
@@ -88,8 +90,9 @@ class NativeSlice(Slice):
         columns = [*self.exchange.slot.observation_arrays, *self.exchange.slot.results]
         return RolloutColumns(*(column[:num_rows] for column in columns))
 
-    def _step(self, actions: Tree) -> Step:
+    def _step(self, actions: Tree, _row: int) -> Step:
         """Take a step; these envs may write to their actions."""
+        self._num_calls += 1
         return self.envs.step(tree_of(self._space, [leaf.of(actions).copy() for leaf in self._action_leaves]))
 
     def _env_at_work(self) -> Work | None:
@@ -131,7 +134,7 @@ class NativeSlice(Slice):
             self.last_observations = slot.observations
         for place, what in self._checks.in_batch(slot.observations, slot.rewards).items() if self._checks else ():
             raise DataError(f"env {self.env_indices[place]}: {what}")
-        has_ends = bool(results) and self._has_reset_rows
+        has_ends = bool(results) and self.has_reset_rows
         ends = np.logical_or(*results[1:]) if has_ends else np.zeros(len(self.env_indices), np.bool_)
         self.exchange.own_num_ended[row] = np.count_nonzero(ends)
         if self.masks is not None:

@@ -1,6 +1,7 @@
 """A policy that a rank asks for the actions of the envs that it steps."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 
 import numpy as np
@@ -9,7 +10,7 @@ from mpi_rollout.core.spaces import Tree
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt, UsageError
 from mpi_rollout.policies.action_check import ActionReader
 from mpi_rollout.policies.blocks import BlockPolicy
-from mpi_rollout.policies.memory import NONE, PastRows, Shown, check_infos
+from mpi_rollout.policies.memory import NONE, PastRows, check_infos
 from mpi_rollout.policies.model import Model, PolicySource
 from mpi_rollout.policies.parameters import Layout, layout_of, packed, unpacked
 from mpi_rollout.policies.sources import load_model
@@ -25,8 +26,8 @@ class RankPolicy:
 
     def __init__(self, slices: Sequence[Slice], model: Model | None):
         self._slices, self.model = slices, model
-        self._asked: BlockPolicy | None = None
-        self._layout: Layout | None = None
+        self._policies: dict[Slice, BlockPolicy] = {}
+        self._layout: Layout = []
         self._is_outdated = False  # It could not load the last parameters.
 
     @property
@@ -42,15 +43,15 @@ class RankPolicy:
         for slice_ in self._slices:
             spaces = slice_.envs.single_observation_space, slice_.envs.single_action_space
             self.model = self.model or load_model(source, *spaces)
-            if self._asked is None:
-                self._asked = BlockPolicy(self.model, *spaces, block, seed)
-                self._read = ActionReader(spaces[1], actions)
             check_infos(self.model.takes, bool(slice_.exchange.layout.infos), source.name)
-            slice_.use_policy(self.choose, self.model.takes)
+            policy = BlockPolicy(self.model, *spaces, slice_.env_indices, block, seed, slice_.has_reset_rows)
+            choose = partial(self._choose, policy, ActionReader(spaces[1], actions))
+            slice_.use_policy(choose, policy.view if policy.takes else None)
+            self._policies[slice_] = policy
         return self.model.takes if self._slices and self.model is not None else NONE
 
-    def choose(
-        self, observations: Tree, envs: range, step: int, shown: Shown | None = None
+    def _choose(
+        self, policy: BlockPolicy, read: ActionReader, observations: Tree, step: int
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return an array (num_envs, ...) for each leaf of the actions, and one for each extra; see `BlockPolicy`.
 
@@ -59,29 +60,25 @@ class RankPolicy:
         PolicyError, ActionError
             The policy fails, could not load its last parameters, or gave what are no actions of these envs.
         """
-        assert self._asked is not None, "the root has it used first"
         if self._is_outdated:
             raise PolicyError("policy: it could not load the last parameters; send others by set_policy")
         try:
-            acted = self._asked(observations, envs, step, shown)
+            acted = policy(observations, step)
         except (ActionError, SignalInterrupt):
             raise
         except Exception as error:
             raise PolicyError(f"policy: {words_of(error)}") from error
-        return self._read(acted.actions, envs), acted.extras
+        return read(acted.actions, policy.envs), acted.extras
 
-    def remind(self, rows: PastRows) -> None:
+    def remind(self, past: PastRows) -> None:
         """Remind the policy of these rows of all envs; the last of them is what envs show now."""
-        for slice_ in self._slices:
-            assert self._asked is not None, "the root has it used first"
-            envs = slice_.env_indices
-            observations, shown = rows.remind(self._asked, envs)
-            slice_.show(observations, shown.infos, rows.starts[envs.start : envs.stop], rows.num_steps)
+        for slice_, policy in self._policies.items():
+            slice_.show(policy.remind(past))
 
     def seed_policy(self, seed: int) -> None:
         """Draw from this seed from now on."""
-        if self._asked is not None:
-            self._asked.seed(seed)
+        for policy in self._policies.values():
+            policy.seed(seed)
 
     def parameter_facts(self, is_compared: bool) -> tuple[Layout, str] | None:
         """Return which parameters the policy has, and their SHA-256; None if it has none that can be set.
@@ -100,7 +97,7 @@ class RankPolicy:
 
     def load_parameters(self, buffer: np.ndarray) -> None:
         """Give the policy new parameters, which are its own then; a rank without envs may have no policy."""
-        if self.model is not None and self._layout is not None:
+        if self.model is not None:
             self._is_outdated = True
             self.model.load(unpacked(buffer, self._layout))
             self._is_outdated = False

@@ -28,6 +28,7 @@ from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
 from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.waiting import way_to_wait
+from mpi_rollout.options import SharedOptions
 from mpi_rollout.policies.model import Model
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.process.clock import utc_now
@@ -54,20 +55,13 @@ class Plan:
     infos: Infos = "none"
     on_fault: OnFault = ABORT
     is_surviving: bool = False  # Go on without ranks that are lost, see `surviving`.
-    wait: str = "auto"  # One of `config.WAITS`.
+    wait: str = "auto"  # As the option `wait`.
     is_random: bool = False  # The policy is: ranks can choose the actions, and follow the action masks of their envs.
     has_policy: bool = False  # Each rank has a policy that it asks for the actions of its own envs.
     make_model: Callable[[], Model] | None = None  # Makes that policy, if each rank can.
     keeps_extras: bool = False  # What this policy gives besides actions is sent to the root.
     is_read: bool = True  # The policy, a trainer or a file reads what the envs give.
     keeps_infos: bool = False  # A run stores the infos; "all" are those that are numbers in the first env's first ones.
-
-    def __post_init__(self) -> None:
-        check_num_envs(self.division.num_envs, self.division.num_ranks)
-
-    @property
-    def has_final_observations(self) -> bool:
-        return self.autoreset_mode == AutoresetMode.SAME_STEP
 
 
 @dataclass(frozen=True)
@@ -99,6 +93,10 @@ class EnvFacts:
             described_spec=describe_spec(envs.spec),
             infos=infos,
         )
+
+    @property
+    def has_reset_rows(self) -> bool:  # One that only resets follows the end of each episode.
+        return bool(self.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP)
 
     def attributes(
         self, config: RolloutConfig, hosts: Sequence[str], extras: Sequence[Leaf], infos: Sequence[Leaf]
@@ -189,14 +187,15 @@ class RankEnvs:
         }
 
 
-def check_batch_size(division: Division, batch_size: int) -> None:
-    """Raise UsageError if `recv` would wait for more ranks than there are, or fewer than one."""
-    most = len(division.partitions) if division.first_ready else 1
-    if not isinstance(batch_size, int) or not 1 <= batch_size <= most:
-        what = "1 unless ranks are served as ready"
-        if division.first_ready:
-            what = f"1 to {most}, the ranks that step envs" if most > 1 else "1 where one rank steps all envs"
-        raise UsageError(Option("batch_size"), f" must be {what}, got {batch_size!r}")
+def divided(options: SharedOptions, num_envs: int, num_ranks: int) -> Division:
+    """Divide envs among ranks; UsageError if they are too many, or `recv` would wait for more ranks than step envs."""
+    check_num_envs(num_envs, num_ranks)
+    batch_size = options.batch_size
+    division = Division(num_envs, num_ranks, options.root_envs, options.num_groups, batch_size is not None)
+    if batch_size is not None and batch_size > (most := len(division.partitions)):
+        what = f"1 to {most}, the ranks that step envs" if most > 1 else "1 where one rank steps all envs"
+        raise UsageError(Option("batch_size"), f" must be {what}, got {batch_size}")
+    return division
 
 
 def make_rank_envs(plan: Plan, rank: int) -> RankEnvs:
@@ -234,8 +233,9 @@ def _kept_infos(plan: Plan, rank: int, envs: VectorEnv) -> Infos:
         return plan.infos if plan.keeps_infos else "none"
     if rank != plan.division.stepping_ranks[0]:
         return "none"
-    first = envs.envs[0] if isinstance(envs, LoopVectorEnv) else envs
-    types, left_out = first_types(first, plan.seed or 0, plan.division.envs_of(rank)[0].start)
+    types, left_out = first_types(envs.envs[0] if isinstance(envs, LoopVectorEnv) else envs, plan.seed or 0, 0)
+    if isinstance(envs, LoopVectorEnv) and not envs.has_episode_seeds:
+        envs.replace(0)  # It may remember this episode, which nobody takes again.
     others = f"; not stored: {', '.join(f'{name} ({why})' for name, why in left_out.items())}" if left_out else ""
     say(f"mpi_rollout: --store-infos all stores {', '.join(types) or 'none'}{others}\n")
     return types or "none"
@@ -245,11 +245,12 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
     """Make the exchanges and this rank's worker, when the ranks have agreed.  **Collective**."""
     plan, facts = rank_envs.plan, _shared_facts(comm, rank_envs)
     wanted = facts.infos if plan.keeps_infos else plan.infos
-    infos = info_leaves(wanted, plan.has_final_observations and not plan.keeps_infos)
+    is_same_step = plan.autoreset_mode == AutoresetMode.SAME_STEP
+    infos = info_leaves(wanted, is_same_step and not plan.keeps_infos)
     contents = Contents(
         facts.observation_space,
         facts.action_space,
-        plan.has_final_observations,
+        is_same_step,
         infos,
         has_actions=(plan.is_random or plan.has_policy) and plan.is_read,
         counts_only=not plan.is_read,

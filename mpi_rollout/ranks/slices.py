@@ -4,7 +4,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -21,14 +21,14 @@ from mpi_rollout.envs.single_envs import Restart
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import TRAINERS_WAY_OUT, write_columns
 from mpi_rollout.exchange.orders import Command
-from mpi_rollout.policies.memory import NONE, PolicyView, Shown
+from mpi_rollout.policies.memory import PolicyView
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.watchdog import Work
 
 OF_RESET = "observations", "infos"
 OF_STEP = "observations", "rewards", "terminations", "truncations", "infos"
 RUNS_WAY_OUT = "give --store-infos the type that the envs have, or leave this info out"
-Choose = Callable[[Tree, range, int, Shown | None], tuple[list[np.ndarray], list[np.ndarray]]]
+Choose = Callable[[Tree, int], tuple[list[np.ndarray], list[np.ndarray]]]
 
 
 class Slice(ABC):
@@ -50,7 +50,7 @@ class Slice(ABC):
     """
 
     last_observations: Tree
-    step: Callable[[Tree], Step]  # The envs' own `step`, called without a detour.
+    step: Callable[[Tree, int], Step]  # The envs' own `step`, given the row of the slot, too.
     _first_seed = 0  # The first env's seed, where seed 0 of the job gives another one.
 
     def __init__(self, exchange: Exchange, envs: VectorEnv, random: RandomPolicy | None):
@@ -59,6 +59,7 @@ class Slice(ABC):
         self._way_out = RUNS_WAY_OUT if exchange.contents.keeps_infos else TRAINERS_WAY_OUT
         self.restarts: list[str] = []
         self.faults: list[Restart] = []  # Restarts of the step under way.
+        self.has_reset_rows = envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
         self._space, self._action_leaves = envs.single_action_space, leaves(envs.single_action_space)
         self._random = random
         self._choose: Choose | None = None
@@ -71,6 +72,10 @@ class Slice(ABC):
     @abstractmethod
     def use_slot(self) -> None:
         """Fill the slot that the exchange has now."""
+
+    @abstractmethod
+    def _to_first_row(self) -> None:
+        """Take the last outcome over to the slot's first row, where envs write to the slot: a reset may be of some."""
 
     @abstractmethod
     def _put(self, outputs: Reset | Step, row: int, names: tuple[str, ...]) -> None:
@@ -96,13 +101,10 @@ class Slice(ABC):
         """Take all steps of an order in one call, which no signal cuts short."""
         raise NotImplementedError
 
-    def use_policy(self, choose: Choose, takes: frozenset[str] = NONE) -> None:
-        """Let a policy choose where an order leaves that to the ranks; `takes` is what it gets besides observations."""
-        self._choose = choose
-        if takes:
-            self._info_names = [leaf.path for leaf in with_masks(self.exchange.layout.infos)]
-            has_reset_rows = self.envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
-            self._view = PolicyView(len(self.env_indices), has_reset_rows)
+    def use_policy(self, choose: Choose, view: PolicyView | None) -> None:
+        """Let a policy choose where an order leaves that to the ranks; `view` is told what steps return, if given."""
+        self._choose, self._view = choose, view
+        self._info_names = [leaf.path for leaf in with_masks(self.exchange.layout.infos)]
 
     def reset(self, seed: Seeds = None, mask: np.ndarray | None = None, options: Options = None) -> None:
         """Reset the envs, or those of a mask over all envs of the job; `seed` and `options` are for all envs too.
@@ -135,6 +137,7 @@ class Slice(ABC):
             self._take_steps(is_to_stop)
             return
         self._num_calls += 1
+        self._to_first_row()
         (self.reset if command == Command.RESET else self.restore)(*arguments)
         self.num_done = 1
         self._note_restarts(0)
@@ -147,7 +150,8 @@ class Slice(ABC):
         if self._random is not None:
             self._random.forget(self.num_steps)
         is_asked = order.is_chosen and self._choose is not None
-        actions, extras = order.own_actions, list[np.ndarray]()
+        actions = order.own_actions
+        extras: list[np.ndarray] = []
         if is_asked:
             actions, extras = self._room_for_choices()
         elif order.is_chosen:
@@ -176,10 +180,9 @@ class Slice(ABC):
         for row, batch in enumerate(self._batches(actions)):
             if choices:
                 self._ask(row, choices)
-            self._num_calls += 1
             if masks is not None and masks.places:
                 self._follow_masks(masks, actions[0][row])
-            self._fill(step(batch), row, OF_STEP)
+            self._fill(step(batch, row), row, OF_STEP)
             if self.faults:
                 self._note_restarts(row)
             self.num_steps += 1
@@ -204,9 +207,8 @@ class Slice(ABC):
         """Ask the policy for the actions of a step, with what the step before has led to."""
         assert self._choose is not None
         self._is_asking = True
-        shown = None if self._view is None else self._view.take()
         try:
-            actions, extras = self._choose(self.last_observations, self.env_indices, self.num_steps, shown)
+            actions, extras = self._choose(self.last_observations, self.num_steps)
         finally:
             self._is_asking = False
         for array, chosen in zip(choices, [*actions, *extras], strict=False):  # Extras may have no column.
@@ -227,16 +229,10 @@ class Slice(ABC):
             else:
                 column[: self.num_done] = array[: self.num_done]
 
-    def show(self, observations: Tree, infos: Mapping[str, np.ndarray], starts: np.ndarray, step: int) -> None:
-        """Show the policy these as the envs' last observations and infos, with step `step` to come next.
-
-        `starts` are the steps in which the envs' running episodes began.
-        """
+    def show(self, observations: Tree) -> None:
+        """Show the policy these as the envs' last observations."""
         for leaf in leaves(self.envs.single_observation_space):
             leaf.of(self.last_observations)[...] = leaf.of(observations)
-        if self._view is not None:
-            self._view.resume(starts, step)
-            self._view.note_infos(infos)
 
     def _note_restarts(self, row: int) -> None:
         """Note which envs were restarted in a step; report it with the slot where the infos of a trainer do not."""
@@ -257,7 +253,11 @@ class Slice(ABC):
             self._replaying = ReplayingEnvs(self.envs, self.env_indices, past, self.step)
             self._fill(self._replaying.begin())
         else:
-            self.reset(past.seed)
+            self._begin_history(past)
+
+    def _begin_history(self, past: Past) -> None:
+        """Reset the envs as at the beginning of the run."""
+        self.reset(past.seed)
 
     def end_replay(self, lost: Sequence[int]) -> None:
         """Go on from where the run was; the envs with these indices with a new episode."""

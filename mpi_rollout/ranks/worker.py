@@ -58,7 +58,8 @@ class Worker:
         self.is_wanted: Callable[[], bool] = lambda: False  # Something else is due: a fragment is to end here.
         self.aborts_if_unheard = False  # After a failure, end the job if the root does not learn of it soon.
         self.error: BaseException | None = None  # What user code raised here in the last failure.
-        self._fault: Fault | None = None
+        self._fault: Fault | None = None  # The earliest, where slices of several exchanges have failed.
+        self._failed: set[Slice | None] = set()  # They are stepped no more; None is for exchanges without a slice.
         self._grace = threading.Timer(GRACE_S, lambda: None)
         self._active: Slice | None = None  # The slice whose envs are at work.
         self._is_calling = False
@@ -122,14 +123,14 @@ class Worker:
                     other.await_order()
             self.close()
         elif command == Command.CALL:
-            name, args = pickle.loads(self.exchanges.control.bcast(b"", ROOT))
+            name, args = pickle.loads(exchange.await_bytes().data)
             self.exchanges.control.gather(self.call(name, *args), ROOT)
             self.clock.lap("other")
         elif command == Command.LOAD:
-            self.load_parameters(exchange.await_parameters())
+            self.load_parameters(exchange.await_bytes())
             self.clock.lap("other")
         elif command != Command.SWITCH:
-            arguments = () if command == Command.STEP else pickle.loads(exchange.spread())
+            arguments = () if command == Command.STEP else pickle.loads(exchange.await_bytes().data)
             self.obey(exchange, arguments)
             exchange.post_slot()
             self.clock.lap("gather")
@@ -142,29 +143,30 @@ class Worker:
         slice_, marks, num_rows = self._slice_of.get(exchange), exchange.own_marks, exchange.order.num_rows
         exchange.infos.forget()
         marks.fill(0)
-        num_done = num_rows if self._fault is None else 0
-        if slice_ is not None and self._fault is None:
-            self._do(slice_, arguments)
+        num_done = 0 if slice_ in self._failed else num_rows
+        if slice_ is not None and slice_ not in self._failed:
+            error = self._failure_of(slice_, slice_.do, exchange.order.command, arguments, self._is_to_stop)
+            if error is not None:
+                self._note(error, slice_)
+            for restart in slice_.restarts:
+                self._say(restart)
             num_done = slice_.num_done
         if num_done < num_rows:
-            marks[num_done:num_rows] = UNDONE if self._fault is None else FAULT
-        if self.stop_signal and self._fault is None and marks[num_done - 1] == 0:
+            marks[num_done:num_rows] = FAULT if slice_ in self._failed else UNDONE
+        if self.stop_signal and slice_ not in self._failed and marks[num_done - 1] == 0:
             marks[num_done - 1] = -self.stop_signal
         exchange.own_step_s[0] = self.clock.lap("step")
 
-    def _do(self, slice_: Slice, arguments: tuple[object, ...]) -> None:
-        """Let a slice do what an order says, and report its failures."""
-        command = slice_.exchange.order.command
-        error = self._failure_of(lambda: slice_.do(command, arguments, self._is_to_stop), slice_)
-        if error is not None:
+    def _note(self, error: BaseException, slice_: Slice) -> None:
+        """Note the failure of a slice, of which the root learns, or else the job ends."""
+        self._failed.add(slice_)
+        if self._fault is None or slice_.num_steps < self._fault.step:
             self._fault = Fault.of(error, f"{self._place}, step {slice_.num_steps}", slice_.num_steps)
             self.error = cause_of(error)
-            if self.aborts_if_unheard:
-                self._begin_grace(self._fault)
-        for restart in slice_.restarts:
-            self._say(restart)
+        if self.aborts_if_unheard:
+            self._begin_grace(self._fault)
 
-    def _failure_of(self, call: Callable[[], object], slice_: Slice | None = None) -> BaseException | None:
+    def _failure_of(self, slice_: Slice | None, call: Callable[..., object], *args: object) -> BaseException | None:
         """Call code of others, the envs of a slice or the policy; return what it raised.
 
         Only the end of the whole run by a signal is raised.
@@ -172,7 +174,7 @@ class Worker:
         try:
             self._active = slice_
             with ends_forked:
-                call()
+                call(*args)
             self._active = None  # From here on nothing is cut any more, see `interrupts`.
         except BaseException as error:
             self._active = None
@@ -183,9 +185,10 @@ class Worker:
 
     def load_parameters(self, buffer: np.ndarray) -> None:
         """Give the policy new parameters.  Never raises: if it fails, so do the next steps."""
-        error = self._failure_of(lambda: self.policy.load_parameters(buffer))
+        error = self._failure_of(None, self.policy.load_parameters, buffer)
         if error is not None:
             self._fault = Fault.of(PolicyError(f"policy: load: {words_of(error)}"), self._place)
+            self._failed = {None, *self.slices}
 
     def _is_to_stop(self) -> bool:
         return self.stop_signal != 0 or self.is_wanted()
@@ -227,6 +230,7 @@ class Worker:
         """Forget a failure, before all envs are reset."""
         self._grace.cancel()
         self._fault = self.error = None
+        self._failed.clear()
 
     def end_replay(self, lost: Sequence[int]) -> None:
         """Go on from where the run was, see `Slice.end_replay`."""
@@ -256,6 +260,7 @@ class Worker:
             say(f"{fault.stack}mpi_rollout: {RankError(fault, 1).shown(as_flag)}\n")
             abort(self.exchanges.control, fault.exit_code)
 
+        self._grace.cancel()
         others_ms = max(exchange.order.expected_ms for exchange in self.exchanges.all)  # The time of their fragments.
         self._grace = threading.Timer(GRACE_S + 2 * others_ms / 1000, end)
         self._grace.daemon = True
@@ -266,7 +271,7 @@ class Worker:
         if self.aborts_if_unheard and self._watchdog is None:
             self.watch(end_timeout_s(CLOSE_LIMIT_S))
         for slice_ in self.slices:
-            error = self._failure_of(slice_.envs.close, slice_)
+            error = self._failure_of(slice_, slice_.envs.close)
             if error is not None:
                 say(f"mpi_rollout: {rank_and_host(self.rank)}: closing its envs: {words_of(error)}\n")
         if self._watchdog is not None:

@@ -10,11 +10,12 @@ from typing import Any
 import h5py
 import numpy as np
 
+from mpi_rollout.config import read_config
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.errors import ContentError, DataError, UsageError
-from mpi_rollout.storage.chunk_reader import FileChunks
 from mpi_rollout.storage.episodes import first_impossible, num_reset_rows_of
+from mpi_rollout.storage.file_chunks import FileChunks
 from mpi_rollout.storage.schema import (
     EPISODE,
     FAULT,
@@ -41,7 +42,6 @@ from mpi_rollout.storage.untrusted import (
     text,
 )
 from mpi_rollout.storage.values import wrong_in
-from mpi_rollout.stored_config import read_config
 from mpi_rollout.text import counted
 
 OURS = {"config", "spaces", "digest", "format_version"}  # Attributes that only files of this program have together.
@@ -63,7 +63,11 @@ def checked(
         checks = CheckedFile(file, path, note)
         checks.check_lengths()
         checks.limit_to(num_steps)
-        with closing(checks.open_chunks(place or path, is_rescue)):
+        checks.tell("its list of chunks")
+        # Those of the steps that count or, in a whole file, of all that are committed.
+        num_steps = checks.num_steps if is_rescue else checks.num_committed
+        checks.stored = FileChunks(file, place or path, num_steps, checks.is_sealed, not is_rescue, is_rescue)
+        with closing(checks.stored):
             checks.check_tables(is_rescue)
             yield checks
 
@@ -127,13 +131,6 @@ class CheckedFile:
         columns = self.datasets.items()
         return {name[13:]: dataset for name, dataset in columns if name.startswith("trajectories/")}
 
-    def open_chunks(self, place: str, is_rescue: bool) -> FileChunks:
-        """Read the list of chunks, of the steps that count or, in a whole file, of all that are committed."""
-        self.tell("its list of chunks")
-        num_steps = self.num_steps if is_rescue else self.num_committed
-        self.stored = FileChunks(self.file, place, num_steps, self.is_sealed, not is_rescue, is_rescue)
-        return self.stored
-
     def check_tables(self, is_rescue: bool) -> None:
         """Check without reading the columns that the chunks are there which count; read and check all tables."""
         for name, num_rows in self.counting_rows().items():
@@ -147,14 +144,11 @@ class CheckedFile:
             if not name.startswith("trajectories/"):
                 self._tables[name] = self.stored.chunks(name).read(0, num_rows)
         to_next = 0 if is_recording(self.root) else num_reset_rows_of(self.root)
-        row = first_impossible(self.episode_rows(), self.num_steps, self.config.num_envs, to_next)
+        rows = self.table("episodes", EPISODE) if self.is_sealed else self.committed_episodes()
+        row = first_impossible(rows, self.num_steps, self.config.num_envs, to_next)
         if row is not None:
             what = f"row {row:,} cannot be an episode of {counted(self.num_steps, 'step')}"
             raise ContentError(f"episodes: {what}; the table is damaged")
-
-    def episode_rows(self) -> np.ndarray:
-        """Return the rows of /episodes; before the file is sealed, those of the steps that count."""
-        return self.table("episodes", EPISODE) if self.is_sealed else self.committed_episodes()
 
     def table(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Return a table that was read and checked."""
@@ -275,11 +269,12 @@ def end(tell: Tell, path: str) -> tuple[int, int, int]:
 
 
 def identity_of(attributes: Mapping[str, object]) -> dict[str, Any]:
-    """Return the configuration, in JSON, policy, promise and format of a run, and whether its file is complete."""
+    """Return the configuration, in JSON, policy, promise and format of a run, and what its file is."""
     return {
         "config": text(attributes, "config"),
         "policy_sha256": text(attributes, "policy_sha256") if "policy_sha256" in attributes else "",
         "promise": promise_of(attributes).value,
         "version": count(attributes, "format_version"),
         "complete": bool(text(attributes, "finished").strip()),
+        "recorded": is_recording(attributes),
     }

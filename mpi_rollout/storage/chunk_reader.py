@@ -14,9 +14,9 @@ import h5py
 import numpy as np
 
 from mpi_rollout.errors import ContentError
-from mpi_rollout.storage.chunks import indexed_chunks, listed_chunks
+from mpi_rollout.storage.chunks import indexed_chunks
 from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters, fletcher32
-from mpi_rollout.storage.schema import CHUNK, is_sparse
+from mpi_rollout.storage.schema import is_sparse
 
 one_thread = threading.RLock()  # The chunk that was read last is kept, and h5py's own lock is not held meanwhile.
 os.register_at_fork(after_in_child=one_thread._at_fork_reinit)  # type: ignore[attr-defined]
@@ -35,7 +35,7 @@ class ChunkReader:
     Parameters
     ----------
     listed
-        Rows of the file's list; None where there is none.
+        Rows of the file's list; None where there is none: then HDF5's index takes its place.
     is_sealed
         No run goes on with the file: HDF5's index has the very chunks that are listed.
     needs_index
@@ -60,7 +60,7 @@ class ChunkReader:
         self._filters, self._is_listed, self._needs_index = Filters(dataset), listed is not None, needs_index
         self.row_nbytes: int = dataset.dtype.itemsize * int(np.prod(dataset.chunks[1:], dtype=object))
         self._index = self._last_of_each(indexed_chunks(dataset, is_needed=needs_index or listed is None))
-        self._listed = self._last_of_each(np.zeros(0, CHUNK) if listed is None else listed)
+        self._listed = self._index if listed is None else self._last_of_each(listed)
         self._stored, self._mask = np.empty(0, np.uint8), 0  # The chunk that was read last, as it is in the file.
         self.num_chunks = self.nbytes = 0
 
@@ -80,11 +80,15 @@ class ChunkReader:
         is_full = last["num_checked"] == last["nbytes"]
         return int(last["row"]) + (self.rows if is_full else int(last["num_checked"]) // self.row_nbytes)
 
-    def lay_out(self, num_chunks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return where the first chunks begin in the file, which of them are packed or missing, and which are not.
+    def _num_chunks_of(self, num_rows: int) -> int:
+        return -(-num_rows // self.rows) * self.across
+
+    def lay_out(self, num_rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return where the chunks of the first rows begin in the file, which are packed or missing, and which are not.
 
         Nothing was compared with its checksum.
         """
+        num_chunks = self._num_chunks_of(num_rows)
         numbers = self._index.numbers[: np.searchsorted(self._index.numbers, num_chunks)]
         entries = self._index.rows[: len(numbers)]
         offsets, is_packed = np.zeros(num_chunks, np.int64), np.ones(num_chunks, np.bool_)
@@ -100,9 +104,8 @@ class ChunkReader:
 
     def missing(self, num_rows: int) -> str:
         """Say which chunk of the first rows is missing, "" if all are there.  No chunk is read."""
-        expected = -(-num_rows // self.rows) * self.across
-        lists = [self._listed] * self._is_listed + [self._index] * (self._needs_index or not self._is_listed)
-        for numbers in (entries.numbers for entries in lists):
+        expected = self._num_chunks_of(num_rows)
+        for numbers in (entries.numbers for entries in [self._listed] + [self._index] * self._needs_index):
             there = numbers[: np.searchsorted(numbers, expected)]
             if len(there) < expected and not self._is_sparse:
                 gap = np.flatnonzero(there != np.arange(len(there)))
@@ -125,16 +128,16 @@ class ChunkReader:
         """Read a chunk; return what is wrong with it, "" for nothing.  The dataset's first `num_rows` rows count."""
         num_rows = min(num_rows - self.place(number)[0], self.rows)
         listed, indexed = _entry(self._listed, number), _entry(self._index, number)
-        if listed is not None:
+        if listed is not None and not self._is_listed:
+            problem = self._problem_of_old(listed, num_rows)
+        elif listed is not None:
             problem = self._problem_of(listed, indexed, num_rows)
             if problem and not self._needs_index and self._has_been_found(listed):
                 problem = ""
         elif indexed is None:
             problem = "" if self._is_sparse else "there is no such chunk"
-        elif self._is_listed:  # A killed run may have written it after its last commit.
+        else:  # A killed run may have written it after its last commit.
             problem = "the chunk is not listed" if self._is_sealed or not self._is_sparse else ""
-        else:
-            problem = self._problem_of_old(indexed, num_rows)
         return self._named(number, problem) if problem else ""
 
     def _problem_of(self, listed: np.void, indexed: np.void | None, num_rows: int) -> str:
@@ -201,7 +204,10 @@ class ChunkReader:
         return "" if got == nbytes else "the file ends inside the chunk"
 
     def read(self, start: int, stop: int, envs: slice | None = None, into: np.ndarray | None = None) -> np.ndarray:
-        """Read rows `start` to `stop` - 1, into an array if one is given; ContentError if a chunk is damaged."""
+        """Read rows `start` to `stop` - 1, into an array if one is given; ContentError if a chunk is damaged.
+
+        The array may have another order in memory, and its elements may be whole rows of an env, as void.
+        """
         envs = slice(0, self._num_envs) if envs is None else envs
         shape = (stop - start, envs.stop - envs.start, *self.shape[2:])[: len(self.shape)]
         array = np.empty(shape, self.dtype) if into is None else into
@@ -211,7 +217,10 @@ class ChunkReader:
             outer, inner = zip(*(_overlap(*span) for span in spans[: len(self.shape)]), strict=True)
             with one_thread:
                 self.compare(number, stop)
-                array[outer] = self.values(number)[inner]
+                values = self.values(number)
+                if array.dtype != self.dtype:
+                    values = values.reshape(-1).view(array.dtype).reshape(self.sizes[:2])
+                array[outer] = values[inner]
         return array
 
     def pick(self, rows: np.ndarray, envs: slice) -> np.ndarray:
@@ -234,7 +243,7 @@ class ChunkReader:
 
         ContentError if it cannot be decompressed.
         """
-        if _entry(self._listed if self._is_listed else self._index, number) is None:
+        if _entry(self._listed, number) is None:
             return np.zeros(self.sizes, self.dtype)
         try:
             data = self._filters.decode(self._stored, self._mask)[: self.rows * self.row_nbytes]
@@ -254,42 +263,3 @@ def _entry(entries: Entries, number: int) -> np.void | None:
     place = np.searchsorted(entries.numbers, number)
     is_there = place < len(entries.numbers) and entries.numbers[place] == number
     return entries.rows[place] if is_there else None
-
-
-class FileChunks:
-    """The chunks of all datasets of a file in its first `num_steps` steps, as its own list says, where it has one.
-
-    ContentError if the list is damaged.
-    """
-
-    def __init__(
-        self,
-        file: h5py.File,
-        path: str,
-        num_steps: int,
-        is_sealed: bool,
-        needs_index: bool = True,
-        is_at_least: bool = False,
-    ):
-        self._file, self._is_sealed, self._needs_index = file, is_sealed, needs_index
-        self.has_list = "chunks" in file
-        self._listed = listed_chunks(file, num_steps, is_sealed, is_at_least) if self.has_list else {}
-        self._bytes = open(path, "rb", buffering=0)  # noqa: SIM115  # It is open as long as the file.
-        self._chunks: dict[str, ChunkReader] = {}
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        self._bytes.close()
-
-    def chunks(self, name: str) -> ChunkReader:
-        """Return the chunks of a dataset."""
-        if name not in self._chunks:
-            listed = self._listed.get(name, np.zeros(0, CHUNK)) if self.has_list else None
-            flags = self._is_sealed, self._needs_index
-            self._chunks[name] = ChunkReader(self._file[name], self._bytes.fileno(), listed, *flags)
-        return self._chunks[name]
-
-    def num_rows(self, name: str) -> int:
-        """Return the number of rows of a table that count: before a file is sealed, those that the list has."""
-        num_rows = len(self._file[name])
-        return min(num_rows, self.chunks(name).num_listed_rows) if self.has_list and not self._is_sealed else num_rows

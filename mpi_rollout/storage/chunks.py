@@ -13,6 +13,7 @@ HDF5's checksum, fletcher32, is for other readers: it takes zeros for what was w
 with a CRC-32 of its bytes in the file.
 """
 
+import json
 import os
 import zlib
 
@@ -21,33 +22,35 @@ import numpy as np
 
 from mpi_rollout.errors import ContentError
 from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters
-from mpi_rollout.storage.schema import (
-    CHUNK,
-    COMMIT,
-    TABLES,
-    first_digest,
-    is_sparse,
-    leaf_datasets,
-    listed_names,
-    next_digest,
-)
+from mpi_rollout.storage.schema import CHUNK, COMMIT, TABLES, first_digest, is_sparse, leaf_datasets, next_digest
 from mpi_rollout.storage.untrusted import attributes_of, is_of_reading, parsed, table_of
+from mpi_rollout.storage.values import ValueChecks
 
 LOOKED_AT = 1024  # Bytes at both ends of a chunk, to see whether it is somewhere.
 FEW_CHUNKS = 512  # HDF5 looks through them in a tenth of a millisecond.
 
 
-class FileWriter:
-    """Appends to all datasets of a new file, and commits: columns by names below /trajectories, tables by paths."""
+class FileDatasets:
+    """All datasets of a new file, to append to and to commit: columns by names below /trajectories, tables by paths.
+
+    The wrong `values` of columns are counted on the way.
+    """
 
     def __init__(self, file: h5py.File):
         self.file, self._list = file, ChunkList(file)
         columns = leaf_datasets(file["trajectories"]) if "trajectories" in file else {}
         self.columns = {name: ChunkWriter(dataset, self._list) for name, dataset in columns.items()}
         self.tables = {name: TableWriter(file[name], self._list) for name in TABLES if name in file}
+        self.values = ValueChecks(file.attrs)
+
+    def append(self, name: str, array: np.ndarray, first_row: int, stop: int, is_last: bool = False) -> None:
+        """Write rows of a column, see `ChunkWriter.append`."""
+        new = self.columns[name].append(array, first_row, stop, is_last)
+        self.values.append(name, array[new], first_row + new.start)
 
     def commit(self, num_steps: int) -> None:
         """Make the first `num_steps` steps and the observations after them count: the data first, then their number."""
+        self.values.write(self.file["trajectories"])
         self._list.commit(num_steps)
         self.file.flush()
         self.file["trajectories"].attrs.modify("num_steps", np.int64(num_steps))
@@ -90,8 +93,8 @@ class ChunkWriter:
         self._open = np.zeros(0)  # The rows of the last chunk, while it is not full and has no checksum.
         self._unsealed: set[int] = set()  # The first envs of its chunks that the file has.
 
-    def append(self, array: np.ndarray, first_row: int, stop: int, is_last: bool = False) -> None:
-        """Write those of an array's first `stop` rows that the dataset does not have yet.
+    def append(self, array: np.ndarray, first_row: int, stop: int, is_last: bool = False) -> slice:
+        """Write those of an array's first `stop` rows that the dataset does not have yet; return which these are.
 
         Rows of the last chunk beyond `stop` are written too, but are not part of the dataset.
 
@@ -106,12 +109,13 @@ class ChunkWriter:
         """
         start, rows = max(self.num_rows - first_row, 0), self.chunks[0]
         if stop <= start:
-            return
+            return slice(start, start)
         self.dataset.resize(first_row + stop, axis=0)
         for row in range(start - start % rows, stop, rows):
             self._write_row(first_row + row, array[row : row + rows], rows if is_last else min(stop - row, rows))
         self.num_rows = first_row + stop
         self._open = array[stop - stop % rows : 0 if is_last else stop]
+        return slice(start, stop)
 
     def _write_row(self, row: int, array: np.ndarray, num_rows: int) -> None:
         """Write the chunks of all envs that begin in a row; `num_rows` of their rows count."""
@@ -180,7 +184,8 @@ class ChunkList:
 
     def __init__(self, file: h5py.File):
         self._file = file
-        self._numbers = {f"/{name}": number for number, name in enumerate(listed_names(file))}
+        names: list[str] = json.loads(file["chunks"].attrs["datasets"])  # Of a file that this process has made.
+        self._numbers = {f"/{name}": number for number, name in enumerate(names)}
         self._chunks, self._commits = TableWriter(file["chunks"]), TableWriter(file["commits"])
         self._digest = first_digest(file.attrs)
         self._new: dict[tuple[int, ...], tuple[int, ...]] = {}

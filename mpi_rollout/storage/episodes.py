@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import seeds_of_episodes
-from mpi_rollout.storage.chunk_reader import FileChunks
+from mpi_rollout.storage.file_chunks import FileChunks
 from mpi_rollout.storage.schema import EPISODE, RESET
 
 ROWS_AT_A_TIME = 2**13
@@ -85,9 +85,7 @@ class EpisodeTable:
         An episode that had only begun has length 0, and the truncation is in the row that reset it.
         """
         env = np.array(sorted(lost), np.int64)
-        rows = np.zeros(len(env), EPISODE)
-        rows["env_index"], rows["start"], rows["length"] = env, self._start[env], num_steps - self._start[env]
-        rows["return"], rows["seed"] = self._return[env], self._seed(env, self._start[env], self._count[env])
+        rows = self._running(env, num_steps)
         rows["truncated"] = rows["faulted"] = True
         self._start[env], self._return[env] = num_steps - 1 + self._to_next, 0.0
         self._count[env] += 1
@@ -102,15 +100,11 @@ class EpisodeTable:
         returns, env, step, is_end = self._segments(ends, block.rewards[start:stop])
         env, row, is_first = env[is_end], step[is_end], first_of_group(env[is_end])
         end = block.start + start + row
-        rows = np.zeros(len(env), EPISODE)
-        rows["env_index"], rows["return"] = env, returns[is_end]
         following = end + self._to_next  # Where the next episode of the env starts.
         is_reset = self._place_of_reset(env, end + 1) >= 0
         following[is_reset] = end[is_reset] + 1
-        rows["start"] = np.where(is_first, self._start[env], np.append(0, following[:-1])[: len(end)])
-        rows["length"] = end - rows["start"] + 1
-        rows["terminated"] = block.terminations[start:stop][row, env]
-        rows["truncated"] = block.truncations[start:stop][row, env]
+        starts = np.where(is_first, self._start[env], np.append(0, following[:-1])[: len(end)])
+        rows = _ended(block, start + row, env, starts, returns[is_end])
         rows["faulted"] = self._take_faults(env, end, block.start + stop)
         self._start[env] = following  # If an env has several episodes, the last one stays.
         is_episode = (rows["length"] > 0) | rows["faulted"]
@@ -134,11 +128,7 @@ class EpisodeTable:
                 self._count[env] += begun <= end  # A row that reset the env belongs to no episode.
         env, returns, starts, counts, row_of = (np.concatenate(column) for column in zip(*parts, strict=True))
         is_episode = starts <= block.start + row_of
-        rows = np.zeros(len(env), EPISODE)
-        rows["env_index"], rows["return"], rows["start"] = env, returns, starts
-        rows["length"] = block.start + row_of - starts + 1
-        rows["terminated"], rows["truncated"] = block.terminations[row_of, env], block.truncations[row_of, env]
-        rows = rows[is_episode]
+        rows = _ended(block, row_of, env, starts, returns)[is_episode]
         rows["seed"] = self._seed(rows["env_index"], rows["start"], counts[is_episode])
         self._held = np.concatenate([self._held, rows])
 
@@ -196,7 +186,7 @@ class EpisodeTable:
         keys, asked = self._resets["step"] * num_envs + self._resets["env_index"], step * num_envs + env
         order = np.argsort(keys, kind="stable")
         place = np.searchsorted(keys[order], asked, side="right") - 1
-        return np.where((place >= 0) & (keys[order][place] == asked), order[place], -1)
+        return np.where(keys[order][place] == asked, order[place], -1)  # At -1 is the last one, which is later.
 
     def take(self, num_steps: int) -> np.ndarray:
         """Take out the episodes that ended before step `num_steps`, in order of their ends, then of env index."""
@@ -207,11 +197,24 @@ class EpisodeTable:
 
     def unfinished(self, num_steps: int) -> np.ndarray:
         """Return the episodes under way at the end of a run of `num_steps`, neither terminated nor truncated."""
-        env = np.flatnonzero(self._start < num_steps)
-        rows = np.zeros(len(env), EPISODE)
-        rows["env_index"], rows["start"], rows["length"] = env, self._start[env], num_steps - self._start[env]
-        rows["return"], rows["seed"] = self._return[env], self._seed(env, self._start[env], self._count[env])
+        return self._running(np.flatnonzero(self._start < num_steps), num_steps)
+
+    def _running(self, env: np.ndarray, num_steps: int) -> np.ndarray:
+        rows, start = np.zeros(len(env), EPISODE), self._start[env]
+        rows["env_index"], rows["start"], rows["length"] = env, start, num_steps - start
+        rows["return"], rows["seed"] = self._return[env], self._seed(env, start, self._count[env])
         return rows
+
+
+def _ended(
+    block: Block | StoredResults, row: np.ndarray, env: np.ndarray, start: np.ndarray, returns: np.ndarray
+) -> np.ndarray:
+    """Make the rows of episodes, by the rows of a block in which they end, their envs, first steps and returns."""
+    rows = np.zeros(len(env), EPISODE)
+    rows["env_index"], rows["start"], rows["length"] = env, start, block.start + row - start + 1
+    rows["return"] = returns
+    rows["terminated"], rows["truncated"] = block.terminations[row, env], block.truncations[row, env]
+    return rows
 
 
 def make_table(

@@ -29,7 +29,6 @@ PLUGINS = "lz4", "zstd", "blosc"
 MOST_SMALLER = {"none": 1, "gzip": 1032, "lz4": 256, "blosc": 256, "zstd": 2**16}
 LEAST_NBYTES = 1024  # The least size of a leaf: images are larger.
 REVERSE = 0x0100  # H5Z_FLAG_REVERSE of H5Zpublic.h: decompress.
-_functions: dict[int, Callable[..., int]] = {}
 # Level 4 makes Breakout's images 1.15 times smaller, in 2.5 times the time, and noisy numbers no smaller.
 GZIP_LEVEL = 1
 CHECKSUM_NBYTES = 4
@@ -71,7 +70,7 @@ class Filters:
     def encode(self, chunk: np.ndarray) -> tuple[np.ndarray, int]:
         """Return the bytes of a chunk as they are in the file, and its filter mask; `chunk` has room for a checksum."""
         if self._packing is not None:
-            data = self._packed(self._shuffled(chunk[:-CHECKSUM_NBYTES]))
+            data = self._packed(chunk[:-CHECKSUM_NBYTES])
             # Never as long as the chunk itself: HDF5 would put it in the place of what is committed.
             if data is not None and len(data) + CHECKSUM_NBYTES < len(chunk) - CHECKSUM_NBYTES:
                 return np.append(data, np.frombuffer(fletcher32(data), np.uint8)), 0
@@ -97,16 +96,13 @@ class Filters:
         return whole.reshape(self._itemsize, -1).T.reshape(-1)
 
     def _packed(self, data: np.ndarray) -> np.ndarray | None:
-        """Compress bytes; None if the filter cannot."""
+        """Compress bytes, all first ones of the elements first, then all second ones; None if the filter cannot."""
         assert self._packing is not None
         code, values = self._packing
+        data = np.ascontiguousarray(data.reshape(-1, self._itemsize).T)
         if code == h5py.h5z.FILTER_DEFLATE:
             return np.frombuffer(zlib.compress(data.data, GZIP_LEVEL), np.uint8)
         return apply(code, values, data)
-
-    def _shuffled(self, data: np.ndarray) -> np.ndarray:
-        """Put all first bytes of the elements first, then all second ones, and so on."""
-        return np.ascontiguousarray(data.reshape(-1, self._itemsize).T) if self._itemsize > 1 else data
 
 
 def fletcher32(data: np.ndarray) -> bytes:
@@ -140,6 +136,9 @@ def _sums(words: np.ndarray) -> tuple[int, int]:
     over columns are enough for all products.
     """
     num_rows, num_left = divmod(len(words), WORDS_PER_ROW)
+    if not num_rows:  # Few words: a compressed image, for example.
+        few = words.astype(np.uint64)
+        return int(np.add.reduce(few)), int(FROM_END[WORDS_PER_ROW - num_left :] @ few)
     body = words[: len(words) - num_left].reshape(num_rows, WORDS_PER_ROW)
     left = words[len(words) - num_left :].astype(np.uint64)
     of_rows = np.add.reduce(body, axis=1, dtype=np.uint32)
@@ -202,7 +201,7 @@ def register_for(file: h5py.File) -> None:
 
 
 def compression_of(dataset: h5py.Dataset) -> str:
-    """Return the compression of a dataset: a name of `shared_options.COMPRESSIONS`, or the filter's number."""
+    """Return the compression of a dataset: a name as of the option `compression`, or the filter's number."""
     properties = dataset.id.get_create_plist()
     codes = [properties.get_filter(index)[0] for index in range(properties.get_nfilters())]
     own = h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
@@ -232,9 +231,7 @@ def filter_options(compression: str, dtype: np.dtype, gzip_level: int) -> dict[s
 
 def apply(code: int, values: tuple[int, ...], data: np.ndarray, flags: int = 0) -> np.ndarray | None:
     """Pass bytes through a filter, by its number and parameters; None where it fails or makes them no smaller."""
-    libc, numbers = ctypes.CDLL(None), (ctypes.c_uint * max(len(values), 1))(*values)
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.free.argtypes = [ctypes.c_void_p]
+    libc, numbers = _libc(), (ctypes.c_uint * max(len(values), 1))(*values)
     data = np.ascontiguousarray(data)
     buffer, size = ctypes.c_void_p(libc.malloc(data.nbytes)), ctypes.c_size_t(data.nbytes)
     ctypes.memmove(buffer, data.ctypes.data, data.nbytes)  # The filter frees it, and gives another one.
@@ -245,6 +242,15 @@ def apply(code: int, values: tuple[int, ...], data: np.ndarray, flags: int = 0) 
         return np.frombuffer(ctypes.string_at(buffer, nbytes), np.uint8)
     finally:
         libc.free(buffer)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    """Return the C library; to make this object takes longer than to compress a small image."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    return libc
 
 
 @cache
@@ -261,10 +267,9 @@ def _plugins() -> Any:
     return hdf5plugin
 
 
+@cache
 def _function(code: int) -> Callable[..., int]:
     """Return a filter's function, from the library that hdf5plugin has."""
-    if code not in _functions:
-        library = ctypes.CDLL(_plugins().get_config().registered_filters[NAMES[code]])
-        library.H5PLget_plugin_info.restype = ctypes.POINTER(_Class)
-        _functions[code] = _FILTER(library.H5PLget_plugin_info().contents.filter)
-    return _functions[code]
+    library = ctypes.CDLL(_plugins().get_config().registered_filters[NAMES[code]])
+    library.H5PLget_plugin_info.restype = ctypes.POINTER(_Class)
+    return _FILTER(library.H5PLget_plugin_info().contents.filter)

@@ -3,16 +3,16 @@
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from types import MappingProxyType
 
 import h5py
 import numpy as np
 
+from mpi_rollout.config import read_config
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.errors import ContentError, DataError, RolloutError, StorageError
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.storage.checked_file import CheckedFile, checked
-from mpi_rollout.storage.chunks import ChunkWriter, FileWriter
+from mpi_rollout.storage.chunks import FileDatasets
 from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_results
 from mpi_rollout.storage.ownership import free_space, give_name
 from mpi_rollout.storage.schema import (
@@ -27,12 +27,8 @@ from mpi_rollout.storage.schema import (
     leaf_datasets,
 )
 from mpi_rollout.storage.untrusted import Tell, count, is_of_reading, number
-from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import verify
-from mpi_rollout.stored_config import read_config
 from mpi_rollout.text import system_words
-
-NONE_LOST: Mapping[int, int] = MappingProxyType({})
 
 
 def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int | None = None) -> dict[str, object]:
@@ -49,8 +45,8 @@ def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int
             raise DataError(f"{path}: no step is committed, there is nothing to recover")
         schema = schema_of(source.file)
         try:
-            with writing(new_path), closing(FileWriter(schema.create(temporary, swmr_mode=False))) as destination:
-                _fill(source, destination, tell)
+            with writing(new_path), closing(FileDatasets(schema.create(temporary, swmr_mode=False))) as destination:
+                _fill(source, destination)
         except ContentError as error:
             raise ContentError(f"{error}; with --num-steps N only the first N steps are recovered") from error
     verified = verify(tell, temporary)
@@ -67,10 +63,10 @@ def schema_of(file: h5py.File) -> Schema:
     return Schema(attributes, config, num_rows, len(file["throughput/ranks"]))
 
 
-def _fill(source: CheckedFile, destination: FileWriter, tell: Tell) -> None:
+def _fill(source: CheckedFile, destination: FileDatasets) -> None:
     """Put into a new file the steps that `source` has checked, and what is known of the end of the run."""
-    values, num_steps, attributes = ValueChecks(source.root), source.num_steps, destination.file.attrs
-    table = copy_prefix(source, destination, tell, values=values, is_last=True)
+    num_steps, attributes = source.num_steps, destination.file.attrs
+    table = copy_prefix(source, destination, {}, is_last=True)
     destination.tables["episodes"].append(table.unfinished(num_steps))
     destination.tables["throughput/limit"].append(source.table("throughput/limit", LIMIT))
     if num_steps == source.num_committed and source.is_complete:
@@ -99,12 +95,7 @@ def writing(path: str) -> Iterator[None]:
 
 
 def copy_prefix(
-    source: CheckedFile,
-    destination: FileWriter,
-    tell: Tell = lambda doing: None,
-    lost: Mapping[int, int] = NONE_LOST,
-    values: ValueChecks | None = None,
-    is_last: bool = False,
+    source: CheckedFile, destination: FileDatasets, lost: Mapping[int, int], is_last: bool = False
 ) -> EpisodeTable:
     """Copy and commit the steps of a run that count, the episodes that ended in them, its faults and intervals.
 
@@ -117,28 +108,17 @@ def copy_prefix(
     is_last
         No steps follow.  Otherwise chunks that are not full are left so that writing can go on; see `chunks`.
     """
-    for name, writer in destination.columns.items():
-        ends = sorted(lost) if name == "truncations" else []
-        _copy_column(source, writer, name, ends, tell, values, is_last)
-    if values is not None:
-        values.write(destination.file["trajectories"])
-    table = _copy_episodes(source, destination, tell, lost)
+    for name in destination.columns:
+        _copy_column(source, destination, name, sorted(lost) if name == "truncations" else [], is_last)
+    table = _copy_episodes(source, destination, lost)
     destination.tables["throughput/intervals"].append(source.table("throughput/intervals", INTERVAL))
     destination.commit(source.num_steps)
     return table
 
 
-def _copy_column(
-    source: CheckedFile,
-    writer: ChunkWriter,
-    name: str,
-    ends: list[int],
-    tell: Tell,
-    values: ValueChecks | None,
-    is_last: bool,
-) -> None:
+def _copy_column(source: CheckedFile, destination: FileDatasets, name: str, ends: list[int], is_last: bool) -> None:
     """Copy the rows of a column that count; in the last one, set the values of the envs `ends` to true."""
-    path = f"trajectories/{name}"
+    path, writer = f"trajectories/{name}", destination.columns[name]
     # A file of a version that did not have the column has zeros for it.
     column = source.stored.chunks(path) if path in source.file else None
     num_rows = source.num_steps + has_last_row(name)
@@ -146,18 +126,16 @@ def _copy_column(
     buffer = np.zeros((rows, *writer.dataset.shape[1:]), writer.dataset.dtype)
     for row in range(0, num_rows, rows):
         stop = min(rows, num_rows - row)
-        tell(f"{path}, rows {row:,} to {row + stop - 1:,}")
+        source.tell(f"{path}, rows {row:,} to {row + stop - 1:,}")
         buffer[stop:] = np.zeros((), buffer.dtype)
         if column is not None:
             column.read(row, row + stop, into=buffer)
         if row + stop == num_rows and ends:
             buffer[stop - 1, ends] = True
-        writer.append(buffer, row, stop, is_last=is_last and row + stop == num_rows)
-        if values is not None:
-            values.append(name, buffer, row, stop)
+        destination.append(name, buffer, row, stop, is_last=is_last and row + stop == num_rows)
 
 
-def _copy_episodes(source: CheckedFile, destination: FileWriter, tell: Tell, lost: Mapping[int, int]) -> EpisodeTable:
+def _copy_episodes(source: CheckedFile, destination: FileDatasets, lost: Mapping[int, int]) -> EpisodeTable:
     """Copy faults, and write the episodes that have ended, those of lost envs too; return the table of all episodes."""
     faults, resets, num_steps = source.faults(), source.resets(), source.num_steps
     table = make_table(source.config, source.root, faults, resets)
@@ -165,7 +143,7 @@ def _copy_episodes(source: CheckedFile, destination: FileWriter, tell: Tell, los
         destination.tables["resets"].append(resets)
     episodes = destination.tables["episodes"]
     for results in stored_results(source.stored, num_steps):
-        tell(f"rewards and ends from step {results.start:,} on")
+        source.tell(f"rewards and ends from step {results.start:,} on")
         table.add(results, 0, len(results.rewards))
         episodes.append(table.take(num_steps - 1))
     last = np.concatenate([table.take(num_steps), table.lose(lost, num_steps)])  # All of them end there.

@@ -17,7 +17,7 @@ from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import StorageError
 from mpi_rollout.process.console import take_free_descriptors
 from mpi_rollout.storage.checked_file import checked
-from mpi_rollout.storage.chunks import FileWriter
+from mpi_rollout.storage.chunks import FileDatasets
 from mpi_rollout.storage.episodes import EpisodeTable, make_table
 from mpi_rollout.storage.ownership import Lock, give_name, identity, make_locked, put_in_free_place, refusal
 from mpi_rollout.storage.recovery import copy_prefix, writing
@@ -71,15 +71,18 @@ class RunFile:
     def __init__(self, path: str, schema: Schema, replaces: tuple[int, int] | None = None):
         self.path, self.part, self._replaces = path, path + ".part", replaces
         self._schema, self.is_recording = schema, is_recording(schema.attributes)
-        has_trajectories = schema.config.trajectories
-        self._episodes = make_table(schema.config, schema.attributes) if has_trajectories else None
+        self._episodes = make_table(schema.config, schema.attributes) if schema.config.trajectories else None
         self.lock: Lock | None = None
         self.num_committed = self._num_rows_seen = 0
         self.worst_commit_s = 0.0
         self.ended = np.zeros(3)  # Of this start's episodes: the number, the sums of returns and of lengths.
-        self.values = ValueChecks(schema.attributes) if has_trajectories else None
-        self._file: FileWriter
+        self._datasets: FileDatasets
         self._notes: dict[str, list[np.ndarray]] = {}  # Rows of tables, for the next commit.
+
+    @property
+    def values(self) -> ValueChecks:
+        """The counts of wrong values, once the file is made."""
+        return self._datasets.values
 
     def create(self) -> None:
         """Begin a new file.  It gets its name when it has all its objects."""
@@ -108,7 +111,7 @@ class RunFile:
                 checked(prefix.source, lambda doing: None, prefix.num_steps, is_rescue=True) as source,
                 writing(self.part + ".new"),
             ):
-                return copy_prefix(source, self._file, lost=prefix.lost, values=self.values)
+                return copy_prefix(source, self._datasets, prefix.lost)
         except StorageError as error:  # `checked` would blame the source for the error itself.
             raise (error.__cause__ or error) from None
 
@@ -120,20 +123,16 @@ class RunFile:
             # Another run may have been here between this run's look at the place and the lock.
             if identity(self.path) not in (None, self._replaces):
                 raise refusal(self.path)
-            self._file = FileWriter(self._schema.create(path, is_locked=True))
+            self._datasets = FileDatasets(self._schema.create(path, is_locked=True))
         return self.lock
 
     def append(self, block: Block, num_rows: int) -> None:
         """Write and commit the rows of a block that the file does not have yet; only with trajectories."""
-        assert self._episodes is not None and self.values is not None
+        assert self._episodes is not None
         start = max(self._num_rows_seen - block.start, 0)
-        is_full, has_more = num_rows == block.num_rows, False
+        is_full = num_rows == block.num_rows
         for name, array in block.named.items():
-            stop = num_rows + (has_last_row(name) and not is_full)
-            self._file.columns[name].append(array, block.start, stop)
-            has_more |= self.values.append(name, array, block.start, stop)
-        if has_more:
-            self.values.write(self._file.file["trajectories"])
+            self._datasets.append(name, array, block.start, num_rows + (has_last_row(name) and not is_full))
         if num_rows > start:
             self._episodes.add(block, start, num_rows)
         self._num_rows_seen = block.start + num_rows
@@ -145,7 +144,7 @@ class RunFile:
         if self._episodes is None:
             if len(self._notes[table]) == INTERVALS_PER_CHUNK:
                 self._write_notes()
-                self._file.file.flush()
+                self._datasets.file.flush()
         elif table == "faults":
             self._episodes.note_faults(rows)
         elif table == "resets":
@@ -155,33 +154,33 @@ class RunFile:
         """Make the first `num_steps` steps and the observations after them count."""
         start = perf_counter()
         rows = episodes.take(num_steps)
-        self._file.tables["episodes"].append(rows)
+        self._datasets.tables["episodes"].append(rows)
         new = np.array([len(rows), rows["return"].sum(), rows["length"].sum()])
         self.ended = self.ended + new  # Not in place: another thread reads it.
         self._write_notes()
-        self._file.commit(num_steps)
+        self._datasets.commit(num_steps)
         self.num_committed = num_steps
         self.worst_commit_s = max(self.worst_commit_s, perf_counter() - start)
 
     def _write_notes(self) -> None:
         for name, rows in self._notes.items():
-            self._file.tables[name].append(np.concatenate(rows))
+            self._datasets.tables[name].append(np.concatenate(rows))
         self._notes.clear()
 
     def finish(self, ending: Ending) -> str:
         """Commit, close, and if the run is complete check the file and give it its name; return where it is."""
-        tables = self._file.tables
+        tables = self._datasets.tables
         if self._episodes is not None:
             tables["episodes"].append(self._episodes.unfinished(self.num_committed))
-        if self.values is not None and ending.complete:  # An incomplete run may go on.
-            self.values.warn_of_silence()
+            if ending.complete:  # An incomplete run may go on.
+                self.values.warn_of_silence()
         self._write_notes()
         tables["throughput/limit"].append(np.array(ending.limit, LIMIT))
-        self._file.end(self.num_committed, ending.env_steps, ending.seconds, rank_rows(ending.ranks))
+        self._datasets.end(self.num_committed, ending.env_steps, ending.seconds, rank_rows(ending.ranks))
         if ending.complete:
             for name, words in (("finished", ending.finished), ("advice", ending.advice)):
-                self._file.file.attrs.modify(name, padded(name, words))
-        self._file.close()
+                self._datasets.file.attrs.modify(name, padded(name, words))
+        self._datasets.close()
         if not ending.complete:
             return self.part
         check_chunks(self.part)
@@ -190,7 +189,7 @@ class RunFile:
 
     def discard(self) -> None:
         """Close and remove the file."""
-        self._file.close()
+        self._datasets.close()
         os.unlink(self.part)
 
 

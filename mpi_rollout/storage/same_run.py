@@ -3,13 +3,11 @@
 import json
 from typing import Any
 
-from mpi_rollout.config import DATA_OPTIONS, RolloutConfig
+from mpi_rollout.config import DATA_OPTIONS, RolloutConfig, difference, read_config, unused
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.errors import UsageError
-from mpi_rollout.options import unused
 from mpi_rollout.policies.sources import sha256_of
 from mpi_rollout.storage.sandbox import in_sandbox
-from mpi_rollout.stored_config import difference, read_config
 from mpi_rollout.text import shortened
 
 LENGTHS = "num_steps", "num_episodes"  # Whichever is reached first ends a run.
@@ -22,6 +20,9 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
     UsageError if options that decide on the data differ, or if this version of the program would go on with other
     actions; the message says which.
     """
+    if stored["recorded"]:
+        way_out = "move it away, use another --out, or replace it with --overwrite"
+        raise UsageError(f"--out {config.out}: {path} is the recording of a trainer, which no run continues; {way_out}")
     is_complete, before = stored["complete"], read_config(stored["config"], path)
     changes = _changes(before, config)
     has_fewer = is_cut = False

@@ -25,12 +25,13 @@ from mpi_rollout.storage.values import ValueChecks, described_leaves
 
 FORMAT = "mpi_rollout"
 # Raise it when older versions would misread a file.  A new option needs no new version: a reader knows a file's options
-# by their names, see `stored_config.read_config`.
+# by their names, see `config.read_config`.
 # 1: random actions were other ones for the same seed.  2: there was no list of chunks.
 LISTED_SINCE = 3
 FORMAT_VERSION = max(LISTED_SINCE, NEWEST)
 SPAN_NBYTES = 2**23  # All chunks that hold one step: HDF5's readers keep 8 MiB; before version 2.0 they kept 1 MiB.
 BLOCK_NBYTES = 2**24
+FEW_STEPS, LARGE_BLOCK_NBYTES = 8, 2**26  # Blocks of large rows, such as images, hold a fragment of so many steps.
 CHUNK_NBYTES = 2**16  # Smaller chunks take long to write and to find.
 
 EPISODE = np.dtype(
@@ -231,12 +232,6 @@ def is_sparse(dataset: h5py.Dataset) -> bool:
     return group == "trajectories" and column_of(name).rows is Rows.ENDS
 
 
-def listed_names(file: h5py.File) -> list[str]:
-    """Return the datasets of a file's list of chunks, by number; the file was made by this process."""
-    names: list[str] = json.loads(file["chunks"].attrs["datasets"])
-    return names
-
-
 def first_digest(attributes: Mapping[str, object]) -> bytes:
     """Return the digest of an empty list; it belongs to the file with this root group."""
     return hashlib.sha256(str(attributes["digest"]).encode()).digest()
@@ -265,6 +260,8 @@ def chunk_shape(num_rows: int, row: tuple[int, ...], dtype: np.dtype) -> tuple[i
 def rows_per_block(row_nbytes: int, num_steps: int) -> int:
     """Choose a power of two, so that blocks are whole numbers of chunks; bounded in bytes, for images, and in steps."""
     rows = 1
-    while 2 * rows * row_nbytes <= BLOCK_NBYTES and rows < min(num_steps, 1024):
+    while rows < min(num_steps, 1024):
+        if 2 * rows * row_nbytes > (LARGE_BLOCK_NBYTES if rows < FEW_STEPS else BLOCK_NBYTES):
+            break
         rows *= 2
     return rows

@@ -18,8 +18,9 @@ from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.process.paths import current
 from mpi_rollout.storage.checked_file import checked
-from mpi_rollout.storage.chunk_reader import ChunkReader, FileChunks, one_thread
+from mpi_rollout.storage.chunk_reader import ChunkReader, one_thread
 from mpi_rollout.storage.episodes import StoredResults, make_table, stored_results
+from mpi_rollout.storage.file_chunks import FileChunks
 from mpi_rollout.storage.untrusted import open_unmarked, steadily
 from mpi_rollout.text import first_line
 

@@ -66,16 +66,8 @@ class ValueCheck:
     """
 
     def __init__(self, name: str, noun: str, bounds: Bounds):
-        self.name, self._noun, self._bounds, self._num_rows = name, noun, bounds, 0
+        self.name, self._noun, self._bounds = name, noun, bounds
         self.counts: dict[str, tuple[int, int, int]] = dict.fromkeys(bounds.kinds, NONE_WRONG)
-
-    def append(self, array: np.ndarray, first_row: int, stop: int) -> list[Parts]:
-        """Count in the new ones of an array's first `stop` rows, see `ChunkWriter.append`; warn of each new kind."""
-        start = max(self._num_rows - first_row, 0)
-        if stop <= start:
-            return []
-        self._num_rows = first_row + stop
-        return self.add(array[start:stop], first_row + start)
 
     def add(self, values: np.ndarray, first_row: int, first_env: int = 0) -> list[Parts]:
         """Count in values of shape (rows, envs, ...); warn of each new kind."""
@@ -111,7 +103,7 @@ class ValueChecks:
 
     def __init__(self, attributes: Mapping[str, object]):
         spaces = json.loads(str(attributes["spaces"]))
-        described = described_leaves(spaces["observation"])
+        described = described_leaves(spaces.get("observation"))
         infos = [leaf for leaf, *_ in described_leaves(spaces["info"])] if "info" in spaces else []
         reward = RESULTS[0]
         checks = [
@@ -128,18 +120,15 @@ class ValueChecks:
         self._never_said = {f"infos/{mask_name(leaf.path)}": leaf.path for leaf in infos}
         self.of = {check.name: check for check in checks if check.counts}
         self._warnings: list[Parts] = []  # Once for each leaf and kind, until they are said.
+        self._written: dict[tuple[str, str], tuple[int, int, int]] = {}
 
-    def append(self, name: str, array: np.ndarray, first_row: int, stop: int) -> bool:
-        """Count in rows of a dataset, see `ValueCheck.append`; tell whether there are more wrong values than before."""
+    def append(self, name: str, rows: np.ndarray, first_row: int) -> None:
+        """Count in new rows of a dataset."""
         mask_of = name.removeprefix("final_")
-        if mask_of in self._never_said and array[:stop].any():
+        if mask_of in self._never_said and rows.any():
             del self._never_said[mask_of]
-        if name not in self.of:
-            return False
-        check = self.of[name]
-        before = dict(check.counts)
-        self._warnings += check.append(array, first_row, stop)
-        return check.counts != before
+        if name in self.of and len(rows):
+            self._warnings += self.of[name].add(rows, first_row)
 
     def warn_of_silence(self) -> None:
         """Warn, when all is written, of infos that no env has given."""
@@ -153,10 +142,12 @@ class ValueChecks:
             say(f"mpi_rollout: {spelled(self._warnings.pop(0), spell)}\n")
 
     def write(self, trajectories: "h5py.Group") -> None:
-        """Put the counts into attributes of the datasets; the attributes are there since the file was made."""
+        """Put the counts that are new into attributes of the datasets, which are there since the file was made."""
         for name, check in self.of.items():
             for kind, count in check.counts.items():
-                trajectories[name].attrs.modify(kind, np.array(count, np.int64))
+                if self._written.get((name, kind)) != count:
+                    trajectories[name].attrs.modify(kind, np.array(count, np.int64))
+                    self._written[name, kind] = count
 
     @property
     def wrong(self) -> list[dict[str, str | int]]:

@@ -1,6 +1,6 @@
 """Whether a file is what it says: every chunk of it is read, every statement that follows from others is checked."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 import numpy as np
@@ -10,7 +10,7 @@ from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.episodes import make_table, stored_results
 from mpi_rollout.storage.schema import EPISODE, RESET, is_recording
 from mpi_rollout.storage.untrusted import Tell, attributes_of, steadily, text
-from mpi_rollout.storage.values import ValueChecks
+from mpi_rollout.storage.values import ValueCheck, ValueChecks
 
 NUM_NAMED = 3  # Damaged chunks that a message names.
 
@@ -20,119 +20,110 @@ def verify(tell: Tell, path: str) -> dict[str, object]:
 
     DataError if something is wrong; the message says what and where.
     """
+    return steadily(path, lambda: _verify(tell, path))
 
-    def everything() -> dict[str, object]:
-        with checked(path, tell) as checks:
-            return Verification(checks).everything()
 
-    return steadily(path, everything)
+def _verify(tell: Tell, path: str) -> dict[str, object]:
+    with checked(path, tell) as file:
+        values = ValueChecks(file.root)
+        _check_chunks(file, values.of)
+        read = [file.stored.chunks(name) for name in file.counting_rows()]
+        num_chunks, nbytes = sum(chunks.num_chunks for chunks in read), sum(chunks.nbytes for chunks in read)
+        if file.has_trajectories and file.is_sealed:
+            _check_values(file, values.of)
+        return {
+            "file": path,
+            "complete": file.is_complete,
+            "recovered": file.is_sealed and not file.is_complete,
+            "limits": text(file.root, "limits") if is_recording(file.root) else "",
+            "has_checksums": file.stored.has_list,
+            "num_steps": file.num_steps,
+            "episodes": _check_episodes(file) if file.has_trajectories else 0,
+            "chunks": num_chunks,
+            "nbytes": nbytes,
+            "wrong_values": values.wrong,
+        }
 
 
 def check_chunks(path: str) -> None:
     """Check what a commit cannot have spoiled by itself: attributes, lengths, tables, every chunk's checksum."""
-    with checked(path, lambda doing: None) as checks:
-        Verification(checks).chunks()
+    with checked(path, lambda doing: None) as file:
+        _check_chunks(file, {})
 
 
-class Verification:
-    """The checks of a file that read its columns.  All raise DataError."""
+def _check_chunks(file: CheckedFile, checks: Mapping[str, ValueCheck]) -> None:
+    """Read every chunk that holds a row which counts, and compare the checksums, until a few are wrong.
 
-    def __init__(self, file: CheckedFile):
-        self._file, self.num_chunks, self.nbytes = file, 0, 0
-        self._values: ValueChecks | None = None
+    `checks` count the values of their columns.
+    """
+    counting = file.counting_rows().items()
+    problems = (problem for name, rows in counting for problem in _problems_of(file, name, rows, checks))
+    named = list(islice(problems, NUM_NAMED + 1))
+    if named:
+        raise ContentError("; ".join(named[:NUM_NAMED]) + ("; and more" if len(named) > NUM_NAMED else ""))
 
-    def everything(self) -> dict[str, object]:
-        """Make all checks; return what there is, as JSON can hold it."""
-        self.chunks(counts_values=self._file.has_trajectories)
-        self.values()
-        num_episodes = self.episodes() if self._file.has_trajectories else 0
-        return {
-            "file": self._file.path,
-            "complete": self._file.is_complete,
-            "recovered": self._file.is_sealed and not self._file.is_complete,
-            "limits": text(self._file.root, "limits") if is_recording(self._file.root) else "",
-            "has_checksums": self._file.stored.has_list,
-            "num_steps": self._file.num_steps,
-            "episodes": num_episodes,
-            "chunks": self.num_chunks,
-            "nbytes": self.nbytes,
-            "wrong_values": [] if self._values is None else self._values.wrong,
-        }
 
-    def chunks(self, counts_values: bool = False) -> None:
-        """Read every chunk that holds a row which counts, and compare the checksums, until a few are wrong."""
-        if counts_values:
-            self._values = ValueChecks(self._file.root)
-        problems = (
-            problem for name, rows in self._file.counting_rows().items() for problem in self._problems_of(name, rows)
+def _problems_of(file: CheckedFile, name: str, num_rows: int, checks: Mapping[str, ValueCheck]) -> Iterator[str]:
+    """Yield what is wrong with the chunks of a dataset's first rows."""
+    chunks, check = file.stored.chunks(name), checks.get(name.removeprefix("trajectories/"))
+    chunks.num_chunks = chunks.nbytes = 0  # `checked` has read the tables.
+    for place in chunks.numbers(slice(0, num_rows)):
+        file.tell(f"{name} from row {chunks.place(place)[0]:,} on")
+        if problem := chunks.problem(place, num_rows):
+            yield problem
+        elif check is not None:
+            (row, env), num_envs = chunks.place(place), file.config.num_envs
+            check.add(chunks.values(place)[: num_rows - row, : num_envs - env], row, env)
+
+
+def _check_values(file: CheckedFile, checks: Mapping[str, ValueCheck]) -> None:
+    """Check that the attributes that count wrong values say what follows from the values."""
+    for name, check in checks.items():
+        attributes = attributes_of(file.file["trajectories"][name])
+        for kind, follows in check.counts.items():
+            if not np.array_equal(np.asarray(got := attributes.get(kind)), follows):
+                raise ContentError(
+                    f"trajectories/{name}: its attribute {kind} is {got}, from its values follows {follows}"
+                )
+
+
+def _check_episodes(file: CheckedFile) -> int:
+    """Compare /episodes with what follows from rewards, ends, faults and seeds; return how many there are.
+
+    Those under way at the end are written when a run ends: a killed run has none of them, or some.
+    """
+    resets = file.resets()
+    table = make_table(file.config, file.root, file.faults(), resets)
+    rows, cuts = file.committed_episodes(), np.zeros(0, RESET) if resets is None else resets[resets["cut"]]
+    num_expected, problem = 0, ""
+    for results in stored_results(file.stored, file.num_steps):
+        file.tell(f"rewards and ends from step {results.start:,} on")
+        table.add(results, 0, len(results.rewards))
+        ended = table.take(file.num_steps)
+        problem = problem or _difference(rows, ended, num_expected)
+        num_expected, cuts = num_expected + len(ended), cuts[~_are_made(cuts, ended, file.config.num_envs)]
+    file.tell("episodes")
+    unfinished = table.unfinished(file.num_steps)
+    problem = problem or _difference(rows, unfinished, num_expected)
+    least = num_expected + len(unfinished) * file.is_sealed
+    num_expected += len(unfinished)
+    if not least <= len(rows) <= num_expected:
+        raise ContentError(f"episodes has {len(rows):,} rows, from rewards and ends follow {num_expected:,}")
+    if problem:
+        raise ContentError(problem)
+    if len(cuts):
+        env, step = cuts[0]["env_index"], cuts[0]["step"]
+        raise ContentError(
+            f"resets says that the episode of env {env} was cut before step {step:,}; it is not truncated"
         )
-        named = list(islice(problems, NUM_NAMED + 1))
-        if named:
-            raise ContentError("; ".join(named[:NUM_NAMED]) + ("; and more" if len(named) > NUM_NAMED else ""))
+    return len(rows)
 
-    def _problems_of(self, name: str, num_rows: int) -> Iterator[str]:
-        """Yield what is wrong with the chunks of a dataset's first rows."""
-        chunks = self._file.stored.chunks(name)
-        chunks.num_chunks = chunks.nbytes = 0  # `tables` may have read them.
-        check = self._values.of.get(name.removeprefix("trajectories/")) if self._values is not None else None
-        for place in chunks.numbers(slice(0, num_rows)):
-            self._file.tell(f"{name} from row {chunks.place(place)[0]:,} on")
-            if problem := chunks.problem(place, num_rows):
-                yield problem
-            elif check is not None:
-                (row, env), num_envs = chunks.place(place), self._file.config.num_envs
-                check.add(chunks.values(place)[: num_rows - row, : num_envs - env], row, env)
-        self.num_chunks, self.nbytes = self.num_chunks + chunks.num_chunks, self.nbytes + chunks.nbytes
 
-    def values(self) -> None:
-        """Check that the attributes that count wrong values say what follows from the values."""
-        if self._values is None or not self._file.is_sealed:
-            return
-        for name, check in self._values.of.items():
-            attributes = attributes_of(self._file.file["trajectories"][name])
-            for kind, follows in check.counts.items():
-                got = attributes.get(kind)
-                if not np.array_equal(np.asarray(got), follows):
-                    raise ContentError(
-                        f"trajectories/{name}: its attribute {kind} is {got}, from its values follows {follows}"
-                    )
-
-    def episodes(self) -> int:
-        """Compare /episodes with what follows from rewards, ends, faults and seeds; return how many there are.
-
-        Those under way at the end are written when a run ends: a killed run has none of them, or some.
-        """
-        resets = self._file.resets()
-        table = make_table(self._file.config, self._file.root, self._file.faults(), resets)
-        rows, cuts = self._file.episode_rows(), np.zeros(0, RESET) if resets is None else resets[resets["cut"]]
-        num_expected, problem = 0, ""
-        for results in stored_results(self._file.stored, self._file.num_steps):
-            self._file.tell(f"rewards and ends from step {results.start:,} on")
-            table.add(results, 0, len(results.rewards))
-            ended = table.take(self._file.num_steps)
-            problem = problem or _difference(rows, ended, num_expected)
-            num_expected, cuts = num_expected + len(ended), cuts[~self._are_made(cuts, ended)]
-        self._file.tell("episodes")
-        unfinished = table.unfinished(self._file.num_steps)
-        problem = problem or _difference(rows, unfinished, num_expected)
-        least = num_expected + len(unfinished) * self._file.is_sealed
-        num_expected += len(unfinished)
-        if not least <= len(rows) <= num_expected:
-            raise ContentError(f"episodes has {len(rows):,} rows, from rewards and ends follow {num_expected:,}")
-        if problem:
-            raise ContentError(problem)
-        if len(cuts):
-            env, step = cuts[0]["env_index"], cuts[0]["step"]
-            raise ContentError(
-                f"resets says that the episode of env {env} was cut before step {step:,}; it is not truncated"
-            )
-        return len(rows)
-
-    def _are_made(self, cuts: np.ndarray, ended: np.ndarray) -> np.ndarray:
-        """Tell which episodes that a trainer has cut are truncated there."""
-        truncated, num_envs = ended[ended["truncated"]], self._file.config.num_envs
-        ends = (truncated["start"] + truncated["length"]) * num_envs + truncated["env_index"]
-        return np.isin(cuts["step"] * num_envs + cuts["env_index"], ends)
+def _are_made(cuts: np.ndarray, ended: np.ndarray, num_envs: int) -> np.ndarray:
+    """Tell which episodes that a trainer has cut are truncated there."""
+    truncated = ended[ended["truncated"]]
+    ends = (truncated["start"] + truncated["length"]) * num_envs + truncated["env_index"]
+    return np.isin(cuts["step"] * num_envs + cuts["env_index"], ends)
 
 
 def _difference(rows: np.ndarray, expected: np.ndarray, first: int) -> str:

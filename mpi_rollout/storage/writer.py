@@ -1,7 +1,11 @@
-"""One thread owns the file: it alone touches h5py, while the main thread collects.
+"""Who writes a run's file, and when: the collector itself between two fragments, or a thread where that takes long.
 
-Blocks go round between the two: the collector fills one while others are written.  If none is free the collector
-waits, and that is counted; memory stays bounded and no step is dropped.
+A thread costs envs in Python five times its own work: they release the GIL at each reset, the thread takes it, and they
+wait.  So the collector writes by itself, as long as that takes a small share of its time.  Where it takes more (a slow
+disk, compression, envs that step millions of times a second), a thread writes while the collector goes on.
+
+Blocks go round between the two.  If none is free the collector waits, and that is counted; memory stays bounded and no
+step is dropped.
 """
 
 import json
@@ -10,13 +14,14 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from shlex import quote
+from time import perf_counter
 from typing import TypeVar
 
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
-from mpi_rollout.errors import Option, RolloutError, StorageError
+from mpi_rollout.errors import RolloutError, StorageError
 from mpi_rollout.storage.ownership import free_space
 from mpi_rollout.storage.run_file import Ending, Prefix, RunFile
 from mpi_rollout.storage.schema import FAULT, INTERVAL, Schema, fault_row, libraries
@@ -30,9 +35,12 @@ _one_thread = threading.Lock()
 os.register_at_fork(after_in_child=_one_thread._at_fork_reinit)  # type: ignore[attr-defined]
 Answer = TypeVar("Answer")
 
+COSTLY, JUDGED_S = 0.15, 0.25  # The share of its time that the collector may write, looked at so often.
+THREAD_S, MOST_THREAD_S = 1.0, 64.0  # Where it is more, a thread writes so long, and the next time twice as long.
+
 
 class Writer:
-    """Fills a file in a thread of its own.  StorageError from any method, when the thread could not write.
+    """Fills a file.  StorageError from any method, once it could not be written.
 
     Parameters
     ----------
@@ -44,21 +52,26 @@ class Writer:
     Attributes
     ----------
     num_waits
-        How often the collector has waited for a free block.
+        How often the collector has waited for the file: for a free block, or long for what it wrote by itself.
+    values
+        The counts of wrong values.
     """
 
     def __init__(self, file: RunFile, blocks: list[Block], prefix: Prefix | None = None):
-        self._file, self.part, self.values = file, file.part, file.values
+        self._file, self.part = file, file.part
         self.num_rows = blocks[0].num_rows if blocks else 0
         self.num_waits = 0
         self._error: Exception | None = None
-        self._work: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._free: queue.SimpleQueue[Block] = queue.SimpleQueue()
+        self._work: queue.Queue[Callable[[], object]] = queue.Queue()
+        self._free: queue.LifoQueue[Block] = queue.LifoQueue()  # The last one is in the cache; others may stay unused.
         for block in blocks:
             self._free.put(block)
+        self._thread_s, self._thread_until = THREAD_S, 0.0  # The time until which the thread writes.
+        self._spent_s, self._judged_s = 0.0, perf_counter()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
         self._ask(file.create if prefix is None else lambda: file.go_on_from(prefix))
+        self.values = file.values
 
     @property
     def num_committed(self) -> int:
@@ -82,9 +95,25 @@ class Writer:
         return self._wait_for(self._free)
 
     def submit(self, block: Block, num_rows: int) -> None:
-        """Write and commit rows, in the thread; see `collector.Sink`."""
+        """Write and commit rows; see `collector.Sink`."""
         self.check()
-        self._work.put(lambda: self._append(block, num_rows))
+        start = perf_counter()
+        is_here = self._do(lambda: self._append(block, num_rows))
+        now = perf_counter()
+        self._spent_s += now - start
+        if not is_here:
+            self._spent_s, self._judged_s = 0.0, now
+        elif now - self._judged_s > JUDGED_S:
+            self._judge(self._spent_s > COSTLY * (now - self._judged_s), now)
+
+    def _judge(self, is_costly: bool, now: float) -> None:
+        """Choose who writes from now on, by whether the collector has written for too long."""
+        self.num_waits += is_costly
+        if is_costly:
+            self._thread_until, self._thread_s = now + self._thread_s, min(2 * self._thread_s, MOST_THREAD_S)
+        else:
+            self._thread_s = THREAD_S
+        self._spent_s, self._judged_s = 0.0, now
 
     def _append(self, block: Block, num_rows: int) -> None:
         self._file.append(block, num_rows)
@@ -104,7 +133,7 @@ class Writer:
         self._note("resets", resets)
 
     def _note(self, table: str, rows: np.ndarray) -> None:
-        self._work.put(lambda: self._file.note(table, rows))
+        self._do(lambda: self._file.note(table, rows))
 
     def drain(self) -> None:
         """Wait until all that was submitted is committed."""
@@ -118,24 +147,37 @@ class Writer:
         """Close and remove the unfinished file."""
         self._ask(self._file.discard)
 
-    def say_warnings(self, spell: Callable[[Option], str]) -> None:
-        """Tell the user of wrong values that were stored, once for each kind."""
-        if self.values is not None:
-            self.values.say_warnings(spell)
-
     def release(self) -> None:
         """Let other runs write there.  Call it last of all: what they say of themselves then stays."""
         if self._file.lock is not None:
             self._file.lock.release()
             self._file.lock = None
 
+    def _do(self, task: Callable[[], object]) -> bool:
+        """Call `task` after all that came before; return whether that was here, and not left to the thread."""
+        is_here = self._work.unfinished_tasks == 0 and perf_counter() >= self._thread_until
+        if is_here:
+            self._call(task)
+        else:
+            self._work.put(task)
+        return is_here
+
+    def _call(self, task: Callable[[], object]) -> None:
+        try:
+            with _one_thread:
+                if self._error is None:
+                    task()
+        except Exception as error:  # HDF5 reports a full disk as RuntimeError.
+            self._error = error
+            _kept.append(error)
+
     def _ask(self, task: Callable[[], Answer]) -> Answer:
-        """Call `task` in the thread; wait for what it returns."""
-        answer: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        """Call `task` in the thread; wait for what it returns.  It may take long, and signals are heeded meanwhile."""
+        answer: queue.Queue[Answer] = queue.Queue()
         self._work.put(lambda: answer.put(task()))
         return self._wait_for(answer)
 
-    def _wait_for(self, items: "queue.SimpleQueue[Answer]") -> Answer:
+    def _wait_for(self, items: "queue.Queue[Answer]") -> Answer:
         while True:
             self.check()
             try:
@@ -144,7 +186,7 @@ class Writer:
                 continue
 
     def check(self) -> None:
-        """Raise what has ended the thread, if something has."""
+        """Raise the error of the write that failed, if one has."""
         if self._error is None:
             return
         if isinstance(self._error, RolloutError):
@@ -164,16 +206,10 @@ class Writer:
         )
 
     def _run(self) -> None:
-        """Do what the main thread asks for, one task after the other, until one fails."""
+        """Do what the main thread leaves to this one, one task after the other."""
         while True:
-            task = self._work.get()
-            try:
-                with _one_thread:
-                    task()
-            except Exception as error:  # HDF5 reports a full disk as RuntimeError.
-                self._error = error
-                _kept.append(error)
-                return
+            self._call(self._work.get())
+            self._work.task_done()
 
 
 def open_writer(

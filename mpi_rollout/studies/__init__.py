@@ -4,7 +4,7 @@ A study is points, each measured several times by jobs of their own: a sample ea
 in one file.  Only the command line imports this package.
 
 commands  the command lines of all of them       study_file  the file that holds a study with its samples
-jobs      options, order, commands of jobs       scaling     job after job, as a whole or in parts
-study     what is asked, and what a job gave     figures     from samples to figures, by `statistics`
-tune, compare   other questions, asked in the same way      report, picture  how they are shown
+jobs      options and order of jobs              scaling     job after job, as a whole or in parts
+study     what is asked, and what a job gave     report      from samples to figures, by `statistics`, and to text
+tune, compare   other questions, asked in the same way      picture  how figures are drawn
 """

@@ -3,13 +3,15 @@
 import argparse
 from dataclasses import fields
 
-from mpi_rollout.config import AUTO, ENV_OPTIONS
+from mpi_rollout.config import ENV_OPTIONS
 from mpi_rollout.errors import UsageError
-from mpi_rollout.options import MOST, Commands, add_option, add_run_options, path
+from mpi_rollout.options import AUTO
+from mpi_rollout.parser import MOST, Commands, add_option, add_run_options, path
 from mpi_rollout.studies.jobs import JobOptions
 
 # The options of a run that a study takes from its user; the others are the study's own affair.
-_BOTH = (*ENV_OPTIONS, "seed", "policy", "trajectories", "wait", "actions", "env_checks")
+_POLICY = "policy", "policy_kwargs", "policy_device"
+_BOTH = (*ENV_OPTIONS, "seed", "episode_seeds", *_POLICY, "trajectories", "wait", "actions", "env_checks")
 SCALING_OPTIONS = (*_BOTH, "num_steps", "vectorization_mode", "batch_size", "num_groups", "limit_s", "policy_on")
 TUNE_OPTIONS = (*_BOTH, "num_envs")
 

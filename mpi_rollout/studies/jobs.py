@@ -1,4 +1,4 @@
-"""The jobs of a study: their options, their order, the command of each, its folder, and what becomes of it.
+"""The jobs of a study: their options, their order, their folder, and what becomes of each.
 
 A job runs to its end, to its time limit, or until somebody stops the study.
 """
@@ -12,7 +12,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields
@@ -21,13 +20,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mpi_rollout.config import AUTO, RolloutConfig, flag, switch, vectorization_of
+from mpi_rollout.config import RolloutConfig, flag, switch, unused
 from mpi_rollout.errors import Interrupted, LaunchError, SignalInterrupt, StorageError, UsageError
 from mpi_rollout.exchange.waiting import CROWDED
 from mpi_rollout.exchange.world import claimed_size
-from mpi_rollout.options import unused
+from mpi_rollout.launched.keeper import end
+from mpi_rollout.options import AUTO, check_value, option, vectorization_of
 from mpi_rollout.process.launcher import find_launcher, last_words
-from mpi_rollout.shared_options import check_value, option
 from mpi_rollout.text import pip_install
 
 Options = dict[str, Any]  # Options of a run, by the names of `RolloutConfig`'s fields.
@@ -43,22 +42,17 @@ NOISE = "cluster configuration lacks support for cpu binding", CROWDED
 class JobOptions:
     """The options that all commands of studies have."""
 
-    repeats: int = option(
-        5, "jobs at each point (of `compare`: turns of each system); intervals need five", metavar="N", least=1
+    repeats: int = option(5, least=1, metavar="N")(
+        "jobs at each point (of `compare`: turns of each system); intervals need five"
     )
-    order_seed: int = option(0, "seed of the order of the jobs", metavar="SEED", least=0)
-    launcher: str = option(
-        "",
-        "command that starts the ranks, up to -n, such as 'srun --mpi=pmix'; by default this Python's mpirun",
-        metavar="COMMAND",
+    order_seed: int = option(0, least=0, metavar="SEED")("seed of the order of the jobs")
+    launcher: str = option("", metavar="COMMAND")(
+        "command that starts the ranks, up to -n, such as 'srun --mpi=pmix'; by default this Python's mpirun"
     )
-    timeout_s: float = option(
-        600.0,
-        "seconds after which a job (of `compare`: a turn) is ended; it has then failed, and the others go on",
-        metavar="S",
-        is_time=True,
+    timeout_s: float = option(600.0, is_time=True, metavar="S")(
+        "seconds after which a job (of `compare`: a turn) is ended; it has then failed, and the others go on"
     )
-    dry_run: bool = option(False, "print what would be started, start nothing")
+    dry_run: bool = option(False)("print what would be started, start nothing")
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -87,12 +81,6 @@ def in_order(kinds: Sequence[Kind], jobs: JobOptions) -> list[tuple[int, Kind]]:
     """
     rng = np.random.default_rng(jobs.order_seed)
     return [(repeat, kinds[place]) for repeat in range(jobs.repeats) for place in rng.permutation(len(kinds)).tolist()]
-
-
-def run_command(launcher: str, num_ranks: int, config: RolloutConfig) -> list[str]:
-    """Return the command of a run, as a list of words."""
-    start = [*shlex.split(launcher), "-n", str(num_ranks), sys.executable, "-m", "mpi_rollout", "run"]
-    return [*start, *arguments_of(config)]
 
 
 def arguments_of(config: RolloutConfig) -> list[str]:
@@ -147,7 +135,7 @@ def claimed(out: str) -> Iterator[Path]:
     """
     folder = job_folder(out)
     try:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)  # A part of a study is in a folder of its own.
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise StorageError(f"--out {out}: cannot make the folder {folder}: {error.strerror}") from error
@@ -199,7 +187,7 @@ def run_job(command: list[str], folder: Path, timeout_s: float) -> Summary:
         try:
             process.wait(timeout_s)
         finally:
-            _end(process)
+            end(process, ENDING_S)
         return _summary(process.returncode, *(path.read_text(errors="replace") for path in (out, err)))
     except subprocess.TimeoutExpired as error:
         raise JobFailed(f"did not end within {timeout_s:g} s" + tail(err.read_text(errors="replace"))) from error
@@ -208,19 +196,6 @@ def run_job(command: list[str], folder: Path, timeout_s: float) -> Summary:
     finally:
         for path in folder.iterdir():
             path.unlink(missing_ok=True)
-
-
-def _end(process: subprocess.Popen) -> None:
-    """End what is left of a job.  Launchers pass a SIGTERM on to ranks on other hosts; a SIGKILL they cannot."""
-    try:
-        if process.poll() is None:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(ENDING_S)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _summary(code: int, printed: str, errors: str) -> Summary:

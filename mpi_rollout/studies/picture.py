@@ -8,22 +8,14 @@ import numpy as np
 
 from mpi_rollout.commands import style
 from mpi_rollout.errors import DataError
-from mpi_rollout.studies.figures import Analysis, PointFigures, analyses
-from mpi_rollout.studies.report import disturbance, title
+from mpi_rollout.studies.report import Analysis, PointFigures, analyses, disturbance, title
 from mpi_rollout.studies.statistics import NoFit, reaches
+from mpi_rollout.studies.study import PHASES
 from mpi_rollout.studies.study_file import StudyFile, read_study
+from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-PHASES = {
-    "env": ("envs", style.BLUE, ""),
-    "idle": ("waiting for the slowest rank", style.LIGHT, "///"),
-    "exchange": ("exchange", style.GREEN, "\\\\\\"),
-    "policy": ("policy", style.ORANGE, "..."),
-    "write": ("waiting for the disk", style.RED, ""),
-}
-"""The name, colour and hatch of each of `study.PHASES`, in their order."""
 
 
 def plot_study(path: str) -> list[str]:
@@ -56,17 +48,21 @@ def plot_study(path: str) -> list[str]:
 def _words(file: StudyFile, several: list[Analysis]) -> list[str]:
     """Say what was measured, then the fine print."""
     subject, _, place = title(file).partition(", ")
-    text = [subject[0].upper() + subject[1:], place]
-    if (base := several[0].base) is not None:
-        text.append(f"1 = {file.study.base_case}: {base.median:,.0f} env steps/s")
-    return text + disturbance(several)
+    if (base := several[0].base) is None:
+        return [subject[0].upper() + subject[1:], place, *disturbance(several)]
+    points = [(analysis.fit_points or analysis.points)[-1] for analysis in several]
+    speed_up, ranks = max((point.speed_up.median, point.num_ranks) for point in points if point.speed_up)
+    who = f"{counted(ranks, 'rank')} make{'s' * (ranks == 1)}"
+    headline = f"{who} {speed_up:.3g} times as many env steps as one bare loop: {subject}"
+    base_case = f"1 = {file.study.base_case}: {base.median:,.0f} env steps/s"
+    return [headline, place, base_case, *disturbance(several)]
 
 
 def _plot_speed_ups(axes: "Axes", several: list[Analysis], base: float) -> None:
     ranks = [point.num_ranks for point in several[0].points]
     axes.plot(ranks, ranks, "--", color=style.GREY, linewidth=1, label="ideal")
     limits = [point.limit.median / base for point in several[0].points]
-    axes.plot(ranks, limits, "x", color=style.RED, markersize=6, label="bare loops on all ranks at once")
+    axes.plot(ranks, limits, "x", color=style.DARK, markersize=6, label="bare loops on all ranks at once")
     if len(several) == 1:
         _plot_law(axes, several[0], ranks)
     _plot_points(axes, several, "speed_up")
@@ -86,14 +82,14 @@ def _plot_law(axes: "Axes", analysis: Analysis, ranks: list[int]) -> None:
         return
     x = np.geomspace(ranks[0], max(point.num_ranks for point in analysis.fit_points), 100)
     y = 1 / (law.serial + law.parallel / x) if name == "Amdahl" else law.serial + law.parallel * x
-    axes.plot(x, y, "-", color=style.SKY, linewidth=2, label=f"{name}, serial {law.serial_fraction:.3g}")
+    axes.plot(x, y, "-", color=style.GREY, linewidth=1.5, label=f"{name}, serial {law.serial_fraction:.3g}")
 
 
 def _plot_efficiencies(axes: "Axes", several: list[Analysis], base: float) -> None:
     ranks = [point.num_ranks for point in several[0].points]
     axes.axhline(1.0, linestyle="--", color=style.GREY, linewidth=1)
     limits = [point.limit.median / base / point.num_ranks for point in several[0].points]
-    axes.plot(ranks, limits, "x", color=style.RED, markersize=6)
+    axes.plot(ranks, limits, "x", color=style.DARK, markersize=6)
     _plot_points(axes, several, "efficiency")
     axes.set_ylim(0, max(1.1, axes.get_ylim()[1]))
     style.count_x(axes, ranks)
@@ -105,7 +101,7 @@ def _plot_points(axes: "Axes", several: list[Analysis], name: str) -> None:
         ranks, intervals = zip(*((point.num_ranks, getattr(point, name)) for point in analysis.points), strict=True)
         medians, coverage = [interval.median for interval in intervals], min(each.coverage for each in intervals)
         spread = f"{100 * coverage:.0f} % interval" if coverage else "range"  # Two samples have no interval.
-        label, shown = analysis.label, style.Look(style.look(place))
+        label, shown = analysis.label, style.Look(style.look(place, len(several)))
         if len(several) == 1:
             label, shown = f"median, {spread}", {"linestyle": "", "marker": "o", "color": style.BLUE}
         axes.errorbar(ranks, medians, reaches(intervals), label=label, capsize=3, markersize=5, **shown)
@@ -122,7 +118,8 @@ def _plot_phases(axes: "Axes", points: list[PointFigures], xlabel: str = "", nam
     names = names or [f"{point.num_ranks:,}{'*' * point.oversubscribed}" for point in points]
     style.frame(axes, "Where the time goes", xlabel, "% of the run time", "y")
     places, bottom = np.arange(len(points)), np.zeros(len(points))
-    for phase, (name, color, hatch) in PHASES.items():
+    for phase, name in PHASES.items():
+        color, hatch = style.TIME[name]
         values = np.array([100 * point.shares[phase] for point in points])
         axes.bar(places, values, 0.6, bottom, facecolor=color, edgecolor="w", linewidth=0.4, hatch=hatch, label=name)
         bottom += values

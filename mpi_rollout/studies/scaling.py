@@ -6,27 +6,28 @@ waits meanwhile.  It starts no MPI, so it runs where mpirun runs.
 
 import json
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError, UsageError
+from mpi_rollout.errors import DataError, Interrupted, RolloutError, UsageError
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import STDOUT, say, show
 from mpi_rollout.storage.output import check_folder
 from mpi_rollout.studies import report
 from mpi_rollout.studies.jobs import (
     JobFailed,
+    arguments_of,
     check_scipy,
     claimed,
     find_launcher,
     job_folder,
-    run_command,
     run_job,
     usable_launcher,
 )
 from mpi_rollout.studies.study import Point, Sample, Study, sample_of
-from mpi_rollout.studies.study_file import StudyFile, check_same_study, gathered, machine_facts, origin, part_of
+from mpi_rollout.studies.study_file import StudyFile, gathered, machine_facts, origin, part_of
 from mpi_rollout.text import counted
 
 WARM_UP = -1
@@ -41,7 +42,8 @@ def _command(launcher: str, study: Study, point: Point, folder: Path) -> list[st
     """Return the command of a job.  Its output is its own: a job that was killed may still write into another."""
     words = "".join(f"-{value}" for _, value in point.options)
     out = folder / f"{point.num_ranks}{words}-{'warm-up' if point.repeat == WARM_UP else point.repeat}.h5"
-    return run_command(launcher, point.num_ranks, study.config(point, str(out)))
+    start = [*shlex.split(launcher), "-n", str(point.num_ranks), sys.executable, "-m", "mpi_rollout", "run"]
+    return [*start, *arguments_of(study.config(point, str(out)))]
 
 
 def commands_of(study: Study, points: Sequence[Point], folder: Path) -> dict[Point, str]:
@@ -133,11 +135,15 @@ class Measurement:
     def start(self, stored: StudyFile | None, now: StudyFile) -> StudyFile:
         """Return the stored study without the points that are to be done again, or `now` if nothing is stored.
 
-        UsageError if it is of another study than `now`.
+        UsageError if it is of another study than `now`, on another machine, or by another program.
         """
         if stored is None:
             return now
-        check_same_study(self.out, stored, now)
+        if differing := stored.differences(now):
+            raise UsageError(
+                f"--out {self.out}: it is of another study: {'; '.join(differing)}; give the same to continue it, or "
+                "use another --out"
+            )
         kept = stored.done - (stored.failed if self.redo_failed else set())
         return stored.of(kept & {*self.order})
 
@@ -150,10 +156,8 @@ def show_plan(measurement: Measurement, as_json: bool) -> int:
     measurement.check()
     now, stored = StudyFile(measurement.study, {}, {}), gathered(measurement.out)
     if stored is not None:  # It is asked where a batch job is not: its launcher and machine are the jobs' own.
-        launcher = stored.study.jobs.launcher
-        now = StudyFile(
-            replace(measurement.study, jobs=replace(measurement.study.jobs, launcher=launcher)), stored.facts, {}
-        )
+        given = replace(measurement.study.jobs, launcher=stored.study.jobs.launcher)
+        now = StudyFile(replace(measurement.study, jobs=given), stored.facts, {})
     file = measurement.start(stored, now)
     left = [point for point in measurement.order if point not in file.done]
     warm_ups = [warm_up_of(left)] if left else []
@@ -175,11 +179,6 @@ def measure(measurement: Measurement) -> int:
     measurement.check()
     check_scipy()
     launcher, path = usable_launcher(measurement.study.jobs.launcher), measurement.path
-    if measurement.only is not None:
-        try:
-            Path(path).parent.mkdir(exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"cannot make the folder {Path(path).parent}: {error.strerror}") from error
     with claimed(path) as folder:
         now = StudyFile(measurement.study, machine_facts(), origin())
         runner = Runner(measurement.start(gathered(measurement.out), now), launcher, folder, path)

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mpi_rollout.text import counted
+
+CONFIDENCE = 0.95
 NEEDED_POINTS = 5  # Extra-P asks for as many before it makes a model.
 
 
@@ -38,21 +41,19 @@ def reaches(intervals: Sequence[Interval]) -> list[list[float]]:
     return [[rate.median - rate.low for rate in intervals], [rate.high - rate.median for rate in intervals]]
 
 
-def median_interval(samples: Sequence[float] | np.ndarray, confidence: float = 0.95) -> Interval:
-    """Find the median, and the narrowest symmetric pair of order statistics that holds the true one with `confidence`.
+def median_interval(samples: Sequence[float] | np.ndarray) -> Interval:
+    """Find the median, and the narrowest symmetric pair of order statistics that holds the true one with `CONFIDENCE`.
 
     Nothing is assumed of the distribution: the number of samples below the true median is binomial.  Where the samples
     are too few for that confidence, the interval is all of them, and `coverage` says what it is worth: 0.9375 for five
-    samples, 0 for one.  (`scipy.stats.quantile_test` has no coverage, and NaN for few.)  ValueError without samples.
+    samples, 0 for one.  (`scipy.stats.quantile_test` has no coverage, and NaN for few.)
     """
     from scipy.special import bdtr  # Not scipy.stats, which takes longer to load than all else.
 
-    if not len(samples):
-        raise ValueError("no samples")
     ordered, num = np.sort(np.asarray(samples, float)), len(samples)
     below = bdtr(np.arange((num + 1) // 2), num, 0.5)  # P(at most k samples are below the median).
     coverages = np.maximum(0.0, np.round(1 - 2 * below, 15))
-    place = max(0, int(np.count_nonzero(coverages >= confidence)) - 1)
+    place = max(0, int(np.count_nonzero(coverages >= CONFIDENCE)) - 1)
     low, high = float(ordered[place]), float(ordered[-1 - place])
     return Interval(float(np.median(ordered)), low, high, float(coverages[place]))
 
@@ -85,29 +86,18 @@ class Fit:
         return self.serial / (self.serial + self.parallel)
 
 
-def amdahl(speed_ups: Mapping[int, float]) -> Fit:
-    """Fit serial + parallel / num_ranks to the run times, in units of the base case's: of one size on all ranks.
+def fit(kind: str, speed_ups: Mapping[int, float]) -> Fit:
+    """Fit the law of a study of this kind to speed-ups by number of ranks; NoFit if there are too few.
 
-    Two parts, not one: what this program adds to a bare loop on one rank is not the part that does not scale.
+    "strong" is Amdahl's: serial + parallel / num_ranks are the run times, in units of the base case's.  Two parts, not
+    one: what this program adds to a bare loop on one rank is not the part that does not scale.  "weak" is Gustafson's:
+    serial + parallel * num_ranks are the speed-ups, of a size that grows with the ranks.
     """
-    ranks, values = _ordered(speed_ups)
-    return _fit(1 / ranks, 1 / values)
-
-
-def gustafson(speed_ups: Mapping[int, float]) -> Fit:
-    """Fit serial + parallel * num_ranks to the scaled speed-ups, of a size that grows with the ranks."""
-    return _fit(*_ordered(speed_ups))
-
-
-def _ordered(values: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return ranks, ascending, and values; NoFit if there are too few."""
-    if len(values) < NEEDED_POINTS:
-        raise NoFit(f"{len(values)} point{'s' * (len(values) != 1)}, {NEEDED_POINTS} are needed")
-    ranks = sorted(values)
-    return np.array(ranks, float), np.array([values[num_ranks] for num_ranks in ranks], float)
-
-
-def _fit(x: np.ndarray, y: np.ndarray) -> Fit:
+    if len(speed_ups) < NEEDED_POINTS:
+        raise NoFit(f"{counted(len(speed_ups), 'point')}, {NEEDED_POINTS} are needed")
+    x, y = np.array(sorted(speed_ups.items()), float).T
+    if kind == "strong":
+        x, y = 1 / x, 1 / y
     line = np.polyfit(x, y, 1, w=1 / y)
     errors = np.polyval(line, x) / y - 1
     held_out = np.polyval(np.polyfit(x[:-1], y[:-1], 1, w=1 / y[:-1]), x[-1]) / y[-1] - 1

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from mpi_rollout.config import AUTO, RolloutConfig, flag
+from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import ContentError, UsageError
 from mpi_rollout.exchange.waiting import ranks_per_core
+from mpi_rollout.options import AUTO
 from mpi_rollout.studies.jobs import JobOptions, Options, Summary, in_order
 from mpi_rollout.text import counted
 
@@ -119,12 +120,6 @@ class Sample:
         """In one line, what came of the job."""
         return f"failed: {self.error.splitlines()[0]}" if self.error else f"{self.env_steps_per_s:,.0f} env steps/s"
 
-    @property
-    def exchange_bytes(self) -> float:
-        """What the root sends and receives in one exchange: the order as the tree's first message, a slot per rank."""
-        num_ranks = self.point.num_ranks
-        return self.order_bytes + (num_ranks - 1) * self.slot_bytes if num_ranks > 1 else 0.0
-
 
 _REPORTED = (
     *("num_envs", "env_steps", "num_steps", "seconds", "order_bytes", "slot_bytes", "slept", "mpi_library"),
@@ -134,10 +129,7 @@ _REPORTED = (
 
 def sample_of(point: Point, started: str, num_cores: int, outcome: Summary) -> Sample:
     """Make a sample from the summary `outcome` of a job; a host has `num_cores`, unless the ranks report fewer."""
-    ranks, shares = outcome["ranks"], dict(outcome["losses"])
-    if not outcome["in_lockstep"]:  # See `RunFigures.losses`.
-        exchange = sum(shares[name] for name in ("send", "gather", "other"))
-        shares |= {"envs": shares["step"], "imbalance": 0.0, "exchange": exchange}
+    ranks, losses = outcome["ranks"], outcome["losses"]
     per_core = ranks_per_core([(rank["host"], set(rank["physical_cores"]), num_cores) for rank in ranks])
     return Sample(
         point=point,
@@ -147,7 +139,7 @@ def sample_of(point: Point, started: str, num_cores: int, outcome: Summary) -> S
         ranks=tuple(_rank_of(rank, env_s) for rank, env_s in zip(ranks, outcome["step_s"], strict=True)),
         limit=tuple((float(rate), float(bare)) for rate, bare in outcome["limit"]),
         **{name: outcome[name] for name in _REPORTED if name in outcome},
-        **{f"{name}_s": shares[share] * outcome["seconds"] for name, share in PHASES.items()},
+        **{f"{name}_s": losses.get(share, 0.0) * outcome["seconds"] for name, share in PHASES.items()},
     )
 
 

@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from mpi_rollout.config import RolloutConfig, versions
+from mpi_rollout.config import RolloutConfig, difference, read_config, renamed, versions
 from mpi_rollout.errors import ContentError, DataError, StorageError, UsageError
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.host import num_cores_of_host, num_usable_cores
-from mpi_rollout.stored_config import difference, read_config, renamed
+from mpi_rollout.storage.ownership import give_name, identity, removed
 from mpi_rollout.studies.study import Point, Sample, Study
 from mpi_rollout.text import counted, first_line
 
@@ -66,9 +66,9 @@ class StudyFile:
         """Say what this one has otherwise than another, in the words of the command line."""
         pairs = zip(_asked(self), _asked(now), strict=True)
         differing = [f"{name} was {before}, is {value}" for (_, before), (name, value) in pairs if before != value]
+        defaults = vars(RolloutConfig(env="any"))  # What a study has that was begun before there was an option.
         for name, value in now.study.run.items():
-            # A study that was begun before there was an option has its default.
-            before = self.study.run.get(name, getattr(RolloutConfig, name, None))
+            before = self.study.run.get(name, defaults[name])
             differing += [difference(name, before, value, str)] * (before != value)
         return differing + [
             f"{name.replace('_', ' ')} was {self.facts.get(name) or 'unknown'}, is {value or 'unknown'}"
@@ -81,17 +81,13 @@ class StudyFile:
         contents: dict[str, object] = {"format": FORMAT, "format_version": FORMAT_VERSION, "updated": updated}
         contents |= {"base_case": self.study.base_case, **asdict(self)}
         contents["digest"] = _digest(contents)
-        new = Path(f"{path}.new")
+        new = f"{path}.new"
         try:
-            with new.open("w") as file:
-                json.dump(contents, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, path)
+            with removed(new):
+                Path(new).write_text(json.dumps(contents))
+                give_name(new, path, identity(path))
         except OSError as error:
             raise StorageError(f"--out {path}: cannot write {new}: {error.strerror}") from error
-        finally:
-            new.unlink(missing_ok=True)
 
 
 def _asked(file: StudyFile) -> list[tuple[str, str]]:
@@ -162,15 +158,6 @@ def _decoded(value: Any, kind: Any) -> Any:
     if not isinstance(value, (get_origin(kind) or kind, int) if kind is float else get_origin(kind) or kind):
         raise TypeError(f"{value!r:.80} should be {kind.__name__}")
     return value
-
-
-def check_same_study(path: str, stored: StudyFile, now: StudyFile) -> None:
-    """Refuse to go on with another study, or with this one on another machine or by another program."""
-    if differing := stored.differences(now):
-        raise UsageError(
-            f"--out {path}: it is of another study: {'; '.join(differing)}; give the same to continue it, "
-            "or use another --out"
-        )
 
 
 def part_of(out: str, num_ranks: int) -> str:

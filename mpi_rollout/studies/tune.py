@@ -14,17 +14,16 @@ from statistics import median
 import gymnasium
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import RolloutError, StorageError
+from mpi_rollout.errors import Option, RolloutError, StorageError
 from mpi_rollout.options import check_seconds
 from mpi_rollout.process.console import show
 from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.studies.jobs import JobOptions, Options, arguments_of, check_scipy, usable_launcher
-from mpi_rollout.studies.report import aligned
 from mpi_rollout.studies.scaling import Runner, commands_of, warm_up_of
 from mpi_rollout.studies.statistics import Interval, median_interval
 from mpi_rollout.studies.study import Point, Sample, Study
 from mpi_rollout.studies.study_file import StudyFile, machine_facts, origin, place_and_time
-from mpi_rollout.text import counted
+from mpi_rollout.text import aligned, counted
 
 LENGTHS = ("1", "16", "64")  # The lengths of fragments to try, beside auto.
 MORE_ENVS = 4  # How many times as many envs are tried: more data a step, so no way to do the same run.
@@ -59,8 +58,10 @@ def candidates(ranks: Sequence[int], num_envs: int, is_native: bool, in_fragment
 
 
 def _has_native(env: str | None) -> bool:
-    """Tell whether a registered env has a vectorized version of its own."""
+    """Tell whether a registered env has a vectorized version of its own; ALE's is another task."""
     with suppress(Exception):  # The first job says what is wrong with the env.
+        if (env or "").rpartition(":")[2].startswith("ALE/"):
+            return False
         return gymnasium.spec(env or "").vector_entry_point is not None
     return False
 
@@ -123,14 +124,14 @@ def tune(run: Options, ranks: Sequence[int], trial_s: float, jobs: JobOptions) -
 
     RolloutError if some jobs failed, which was no reason to stop; or the first one, which was.
     """
-    check_seconds("--trial-s", trial_s)
-    num_envs = run["num_envs"]
+    check_seconds(Option("trial_s"), trial_s)
+    run = run | {"num_steps": LEAST_STEPS, "limit_s": LIMIT_SHARE * trial_s}
+    num_envs = run.pop("num_envs")
     ranks = ranks or _usual_ranks(num_envs)
-    run = {name: value for name, value in run.items() if name != "num_envs"}
-    run |= {"num_steps": LEAST_STEPS, "limit_s": LIMIT_SHARE * trial_s}
     first = Study("tune", (Point(ranks[-1]),), num_envs, run, jobs)  # Refuses what every job would refuse.
-    in_fragments = first.config(first.points[0], "run.h5").acts_on_ranks
-    points = candidates(ranks, num_envs, _has_native(run["env"]), in_fragments)
+    config = first.config(first.points[0], "run.h5")
+    is_native = config.episode_seeds and _has_native(config.env)  # --no-episode-seeds is for single envs.
+    points = candidates(ranks, num_envs, is_native, config.acts_on_ranks)
     if not isinstance(run["env_kwargs"], list):  # It has one element for each env.
         points += (_more_envs(first, ranks[-1]),)
     study = replace(first, points=points)
@@ -174,10 +175,15 @@ def _try_all(runner: Runner, most: int, trial_s: float) -> None:
         if _calibrate(runner, most, trial_s) > trial_s / 2:
             break
     runner.run([point for point in order if point.repeat == 0])
-    ratings = rate_points(_of_size(runner.file.samples))
-    kept = {rating.point for rating in ratings if rating.rate.median >= LEAST_RATE * ratings[0].rate.median}
-    kept |= {Point(most), _more_envs(runner.file.study, most)}  # These are compared.
-    runner.run([point for point in order if point in runner.file.done or replace(point, repeat=0) in kept])
+    kept, compared = set[Point](), {Point(most), _more_envs(runner.file.study, most)}
+    while not (new := compared | _fast(runner.file.samples)) <= kept:  # The first job of the fastest may be chance.
+        kept |= new
+        runner.run([point for point in order if point in runner.file.done or replace(point, repeat=0) in kept])
+
+
+def _fast(samples: Sequence[Sample]) -> set[Point]:
+    ratings = rate_points(_of_size(samples))
+    return {rating.point for rating in ratings if rating.rate.median >= LEAST_RATE * ratings[0].rate.median}
 
 
 def _calibrate(runner: Runner, most: int, trial_s: float) -> float:

@@ -23,7 +23,7 @@ from mpi_rollout.errors import RolloutError, StorageError, UsageError
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.process import exits
 from mpi_rollout.process.console import say, without_stdin
-from mpi_rollout.process.interrupts import Interrupts, exit_by_signals, is_main_thread, unheeded
+from mpi_rollout.process.interrupts import exit_by_signals, is_main_thread, unheeded
 from mpi_rollout.process.paths import current, located, started_in
 from mpi_rollout.ranks import agreement
 from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_envs, unwatched_by_gc
@@ -37,8 +37,6 @@ from mpi_rollout.train.vector_env import MPIVectorEnv
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-    from mpi_rollout.train.recorder import Recorder
 
 MEETING = "mpi_rollout.connect"  # What ranks that wait for others are said to have called.
 GRACE_S = 5.0  # The time that ranks have to end their step when a trainer has failed.
@@ -120,7 +118,7 @@ class Connection:
         pickled = self._loaded_request().pickled("while a connection is open, what another one is told")
         _entering.append(self)
         try:
-            turns.holder.ask("connect", pickled)
+            turns.holder.ask("connect", "connect", pickled)
         finally:
             _entering.clear()
         if isinstance(self._made, RolloutError):
@@ -169,7 +167,7 @@ class Connection:
         request, is_alone = self._loaded_request(), self._comm.size == 1
         driver = Driver(worker.exchanges, worker, request.actions, "the action")
         self._envs = envs = MPIVectorEnv(
-            driver, facts, request.mode, request.options.batch_size or 1, request.copy, None if is_alone else turns
+            driver, facts, request.mode, request.batch_size or 1, request.copy, None if is_alone else turns
         )
         if not is_alone:
             envs.end.envs = envs
@@ -178,17 +176,14 @@ class Connection:
             if request.policy is not None:
                 with started_in(self._folder):
                     envs.use_policy(request.policy_on_ranks)
-            recorder = (
-                None if self._record is None else start_recording(self._record, request, driver, facts, self._hosts)
-            )
+            if self._record is not None:
+                envs.end.recorder = start_recording(self._record, request, driver, facts, self._hosts)
+                exit_by_signals()
         except BaseException as error:
             envs.close(code=getattr(error, "exit_code", RolloutError.exit_code))
             raise
-        envs.end.recorder = recorder
-        if recorder is not None:
-            exit_by_signals()
         if is_alone:
-            finalize(envs, _close, driver, envs.interrupts, os.getpid(), recorder)
+            finalize(envs, _close, envs.end, os.getpid())
 
     def _prepare(self) -> RankEnvs:
         world.check_thread()
@@ -203,9 +198,9 @@ class Connection:
             request = self._loaded_request()
             if request.record is not None:
                 types_of(request.infos)
-                self._record = located(request.record)
+                self._record = located(str(request.record))
                 if comm.rank == world.ROOT:
-                    check_record(self._record, request.options.compression)
+                    check_record(self._record, request.compression)
             rank_envs = make_rank_envs(request.plan(comm.size), comm.rank)
         if request.record is not None and (facts := rank_envs.facts) is not None:
             check_storable(facts.observation_space, facts.action_space, "leave out record")
@@ -282,11 +277,7 @@ def _check_closed() -> None:
             job_end.abort(turns.comm, RolloutError.exit_code)
 
 
-def _close(driver: Driver, interrupts: Interrupts, pid: int, recorder: "Recorder | None") -> None:
+def _close(end: RootEnd, pid: int) -> None:
     """Close the envs of one process when nobody has them any more, or at the program's end; never in a fork."""
-    if recorder is not None:
-        recorder.finish()
-    if not driver.has_stopped and os.getpid() == pid:
-        driver.stop()
-        driver.exchanges.free()
-        interrupts.close()
+    if os.getpid() == pid:
+        end.close(0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
@@ -234,11 +234,11 @@ class RootEnd:
         if mask is not None and not mask.all() and not self._is_reset:
             raise ResetNeeded("the first reset must be of all envs; reset without options['reset_mask'] first")
 
-    def ask(self, method: str, *args: object) -> None:
-        """Call a method of every rank's worker, for what concerns more than the envs."""
-        self.check_idle(method)
+    def ask(self, what: str, method: str, *args: object) -> list[Any]:
+        """Call a method of every rank's worker between two steps, see `Driver.call_ranks`; messages call it `what`."""
+        self.check_idle(what)
         with self.interrupts:
-            self._driver.call_ranks(method, *args)
+            return self._driver.call_ranks(method, *args)
 
     def _take_turn(self, is_closing: bool = False) -> None:
         """Let the ranks await the orders of this connection, not those of another one; `is_closing`: to close it.

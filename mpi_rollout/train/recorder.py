@@ -99,7 +99,7 @@ class Recorder:
         if now >= self._commit_at:
             self._commit_at = now + COMMIT_EVERY_S
             self._add_interval(now, num_final)
-            self.writer.say_warnings(as_argument)
+            self.writer.values.say_warnings(as_argument)
 
     def _add_interval(self, now: float, num_steps: int) -> int:
         """Write the number of env steps so far into the file; return it."""
@@ -253,7 +253,7 @@ class Recorder:
             env_steps = self._add_interval(now := perf_counter(), self.num_steps)
             seconds = now - self._started_s
             self.writer.finish(Ending(utc_now(), env_steps, seconds, self._reports(), [], complete=True))
-            self.writer.say_warnings(as_argument)
+            self.writer.values.say_warnings(as_argument)
         except StorageError:
             self._remove_empty()
             raise

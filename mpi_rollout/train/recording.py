@@ -7,6 +7,7 @@ run can promise of its file and a recording cannot, is in `LIMITS`.
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.env_maker import name_of
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.infos import Infos, info_leaves
+from mpi_rollout.options import SharedOptions
 from mpi_rollout.process.host import check_blocks
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.train.request import Request
@@ -40,11 +42,7 @@ MANY_STEPS = 2**20  # Nobody knows how many there will be.
 def check_record(path: str, compression: str) -> None:
     """Refuse a place where no file can be made, or where one is; on the root, before envs are made.
 
-    Raises
-    ------
-    UsageError, StorageError
-        There is a file, or what a killed trainer has left of it; or the folder is missing or cannot be written to; or
-        the compression needs a package.
+    UsageError or StorageError also for what a killed trainer has left, and for a compression that needs a package.
     """
     from mpi_rollout.storage.filters import check_available
     from mpi_rollout.storage.output import check_folder, remove_unfinished
@@ -63,13 +61,7 @@ def check_record(path: str, compression: str) -> None:
 
 
 def types_of(infos: Infos) -> Types:
-    """Return the types of the infos that are stored: those which the trainer names.
-
-    Raises
-    ------
-    UsageError
-        No file can hold them.
-    """
+    """Return the types of the infos that the trainer names, which are stored; UsageError if no file can hold them."""
     types = {leaf.path: [leaf.dtype.name, *leaf.shape] for leaf in info_leaves(infos)}
     checked = checked_types(types)
     assert isinstance(checked, dict)
@@ -77,24 +69,12 @@ def types_of(infos: Infos) -> Types:
 
 
 def start_recording(path: str, request: Request, driver: Driver, facts: EnvFacts, hosts: Sequence[str]) -> "Recorder":
-    """Make the file, and what fills it.
-
-    Raises
-    ------
-    UsageError
-        Another process makes the same file.
-    StorageError
-        It cannot be made.
-    """
+    """Make the file, and what fills it; UsageError if another process makes it, StorageError if it cannot be made."""
     from mpi_rollout.storage import schema, writer
     from mpi_rollout.train.recorded_rows import NUM_BLOCKS
-    from mpi_rollout.train.recorder import VERSION, Recorder
+    from mpi_rollout.train.recorder import Recorder
 
-    extras = driver.exchanges.contents.extras
-    if request.policy is not None:
-        if any(leaf.path == VERSION for leaf in extras):
-            raise UsageError(f"with record, extras of a policy must not be called {VERSION}; rename it")
-        extras = (*extras, Leaf((VERSION,), np.dtype(np.int64), ()))
+    extras = _recorded_extras(request, driver)
     spaces, num_slots = (driver.observation_space, driver.action_space), driver.exchanges.num_slots
     infos = info_leaves(request.infos)
     columns = with_masks(infos)
@@ -120,7 +100,19 @@ def start_recording(path: str, request: Request, driver: Driver, facts: EnvFacts
     }
     blocks = [make_block() for _ in range(NUM_BLOCKS)]
     file = writer.open_writer(config, attributes, blocks, len(hosts))
-    return Recorder(file, make_block, driver, facts, request.mode, hosts, columns, request.options.max_env_restarts > 0)
+    return Recorder(file, make_block, driver, facts, request.mode, hosts, columns, request.max_env_restarts > 0)
+
+
+def _recorded_extras(request: Request, driver: Driver) -> tuple[Leaf, ...]:
+    """Return the extras of the policy, and the version of its parameters; UsageError if one has the name of that."""
+    from mpi_rollout.train.recorder import VERSION
+
+    extras = driver.exchanges.contents.extras
+    if request.policy is None:
+        return extras
+    if any(leaf.path == VERSION for leaf in extras):
+        raise UsageError(f"with record, extras of a policy must not be called {VERSION}; rename it")
+    return (*extras, Leaf((VERSION,), np.dtype(np.int64), ()))
 
 
 def config_of(request: Request, path: str, num_envs: int) -> RolloutConfig:
@@ -145,11 +137,8 @@ def config_of(request: Request, path: str, num_envs: int) -> RolloutConfig:
         store_infos=types_of(request.infos),
         actions=request.actions,
         out=path,
-        **vars(request.options)
-        | {
-            "vectorization_mode": make.vectorization_mode,
-            "policy_kwargs": _as_json(request.options.policy_kwargs),
-        },
+        **{own.name: getattr(request, own.name) for own in fields(SharedOptions)}
+        | {"vectorization_mode": make.vectorization_mode, "policy_kwargs": _as_json(request.policy_kwargs)},
     )
 
 

@@ -1,18 +1,16 @@
 """The arguments of `connect`, as ranks compare them, and what follows from them."""
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import signature
-from typing import Any, TypeVar
 
 import cloudpickle
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.config import ACTION_MODES, RolloutConfig
-from mpi_rollout.core.partition import Division
+from mpi_rollout.core.column_types import MASK_NAME
 from mpi_rollout.core.policy_kinds import FORMATS, MADE, RANDOM, kind_of_name
 from mpi_rollout.drive.actions import PolicyOnRanks
 from mpi_rollout.drive.driver import Driver
@@ -20,48 +18,63 @@ from mpi_rollout.envs.env_maker import Env, EnvFunction, EnvMaker, Kwargs, Wrapp
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import Option, UsageError
 from mpi_rollout.exchange.infos import Infos
+from mpi_rollout.options import ACTION_MODES, POLICY_BLOCK, RunOptions, SharedOptions, vectorization_of
 from mpi_rollout.policies.model import PolicySource, make_model
 from mpi_rollout.policies.sources import check_options, read_source
-from mpi_rollout.ranks.set_up import Plan, check_batch_size
-from mpi_rollout.shared_options import POLICY_BLOCK, SharedOptions, vectorization_of
+from mpi_rollout.ranks.set_up import Plan, divided
 from mpi_rollout.words import argument_words
 
 PolicyArgument = str | Callable[[], object] | None  # None is no policy.
-Number = TypeVar("Number")
 
 
 @dataclass(frozen=True)
-class Request:
-    """The arguments of `connect` that must be the same on all ranks."""
+class Request(SharedOptions):
+    """The arguments of `connect` that must be the same on all ranks.  Nothing is checked before `plan` is called.
+
+    Parameters
+    ----------
+    env, num_envs
+        An env id or its spec, or a callable that returns one env; how many envs all ranks have together.  A callable
+        with a parameter `env_index` is given the index of the env, from 0 to num_envs - 1.  Or a list of callables, one
+        for each env, as Gymnasium's SyncVectorEnv and Stable-Baselines3's DummyVecEnv take it; each rank calls those
+        of its own envs only.
+    env_kwargs, wrappers
+        As the options of runs; wrappers may be callables, too, and a list.
+    autoreset_mode
+        "next_step", "same_step" or "disabled", as in Gymnasium.
+    infos
+        "all": what Gymnasium's SyncVectorEnv gives; it costs nothing where envs say nothing.  A mapping such as
+        {"lives": int, "position": [float, 3]}: these alone, cheaply.  "none": no infos.
+    actions
+        As the option of runs; "pass" is what Gymnasium's SyncVectorEnv does, but in the dtype of their space.
+    copy
+        False: observations are views that live until the call after the next; copy what you keep.
+    policy
+        What chooses the actions of `collect` on the ranks: "mine:make_policy", a function or class itself, or a
+        file; see `mpi_rollout.policies.model.Model`.
+    record
+        A new file, which gets what the envs show, the infos that `infos` names, and what the trainer does, in the
+        format of runs; rank 0 writes it.  It is called FILE.part until the envs are closed, or the program ends.  See
+        docs/how-to/training.md.
+    """
 
     env: Env | list[EnvFunction] | tuple[EnvFunction, ...] | None = None
     num_envs: int | None = None
-    env_kwargs: Kwargs | list[Kwargs] | tuple[Kwargs, ...] = field(default_factory=dict)
+    env_kwargs: Kwargs | list[Kwargs] | tuple[Kwargs, ...] | None = None
     wrappers: Wrappers = ""
     autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP
     infos: Infos = "all"
     actions: str = "pass"
     copy: bool = True
     policy: PolicyArgument = None
-    record: str | None = None
-    options: SharedOptions = field(default_factory=SharedOptions)
+    record: str | os.PathLike[str] | None = None
 
-    @classmethod
-    def read(cls, function: Callable[..., object], arguments: Mapping[str, Any]) -> "Request":
-        """Read the arguments with which a user called a function; TypeError names one that there is not."""
-        own, shared = ({each.name for each in fields(kind)} for kind in (cls, SharedOptions))
-        own.remove("options")
-        for name in arguments.keys() - own - shared:
-            known = [*own, *shared, *signature(function).parameters]
-            words = argument_words(name, known, [option.name for option in fields(RolloutConfig)])
-            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{words}")
-        given = {name: _plain(value) for name, value in arguments.items()}
-        if given.get("record") is not None:
-            given["record"] = os.fspath(given["record"])
-        if given.get("env_kwargs", {}) is None:
-            given["env_kwargs"] = {}
-        options = SharedOptions(**{name: given.pop(name) for name in shared & given.keys()})
-        return cls(**given, options=options)
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.integer):  # Ranks compare arguments as text, in which it would have its type.
+                object.__setattr__(self, name, int(value))
+        if self.record is not None:
+            object.__setattr__(self, "record", os.fspath(self.record))
 
     def pickled(self, what: str) -> bytes:
         """Return it as bytes for the ranks; UsageError, which begins with `what` it is, if that cannot be."""
@@ -74,41 +87,33 @@ class Request:
             ) from error
 
     def plan(self, num_ranks: int) -> Plan:
-        """Make a plan for some ranks.
-
-        Raises
-        ------
-        UsageError
-            An argument cannot work.
-        """
+        """Make a plan for some ranks; UsageError if an argument cannot work."""
         self._check()
-        make, options = self.make, self.options
+        make = self.make
         make.check(num_envs := self.count)
-        is_first_ready = options.batch_size is not None
-        division = Division(num_envs, num_ranks, options.root_envs, options.num_groups, is_first_ready)
-        check_batch_size(division, options.batch_size or 1)
-        plan = Plan(make, division, None, self.mode, self.infos, OnFault.of(options), wait=options.wait)
+        division = divided(self, num_envs, num_ranks)
+        plan = Plan(make, division, None, self.mode, self.infos, OnFault.of(self), wait=self.wait)
         if self.policy is None:
             return plan
-        maker = partial(make_model, self.policy, options.policy_kwargs, options.policy_device)
+        maker = partial(make_model, self.policy, self)
         return replace(plan, has_policy=True, make_model=maker if self._kind == MADE else None, keeps_extras=True)
 
     def policy_on_ranks(self, driver: Driver) -> PolicyOnRanks:
         """Let all ranks use the policy; called by the root when all ranks serve."""
-        source, options = PolicySource(MADE, str(self.policy)), self.options
+        source = PolicySource(MADE, str(self.policy))
         if isinstance(self.policy, str) and self._kind != MADE:
-            source = read_source(self.policy, options.policy_mode, options.trust_policy)
-            source = replace(source, device=options.policy_device)
-        block = POLICY_BLOCK if options.policy_block is None else options.policy_block
+            source = read_source(self.policy, self.policy_mode, self.trust_policy)
+            source = replace(source, device=self.policy_device)
+        block = POLICY_BLOCK if self.policy_block is None else self.policy_block
         return PolicyOnRanks(driver, source, self.actions, block)
 
     def _check(self) -> None:
-        self.options.check()
+        self.check()
         if self.actions not in ACTION_MODES:
             raise UsageError(f"actions must be one of {', '.join(ACTION_MODES)}, got {self.actions!r}")
         if not isinstance(self.policy, str | None) and not callable(self.policy):
             raise UsageError(f"policy must be 'mine:make_policy', a function or a file, got {self.policy!r}")
-        check_options(self._kind, self.options)
+        check_options(self._kind, self)
 
     @property
     def _kind(self) -> str:
@@ -121,12 +126,14 @@ class Request:
     @property
     def make(self) -> EnvMaker:
         """What makes the envs; UsageError if nothing was given."""
-        kwargs = tuple(self.env_kwargs) if isinstance(self.env_kwargs, list) else self.env_kwargs
+        kwargs = {} if self.env_kwargs is None else self.env_kwargs
+        kwargs = tuple(kwargs) if isinstance(kwargs, list) else kwargs
         if self.env is None:
             raise UsageError("give env: an env id, a callable that returns one env, or a list of callables, got none")
-        mode = vectorization_of(self.options.vectorization_mode, self.env)
+        mode = vectorization_of(self.vectorization_mode, self.env)
         env = tuple(self.env) if isinstance(self.env, list) else self.env
-        return EnvMaker(env, kwargs, mode, wrappers=named_wrappers(self.wrappers))
+        asks_masks = isinstance(self.infos, Mapping) and MASK_NAME in self.infos
+        return EnvMaker(env, kwargs, mode, wrappers=named_wrappers(self.wrappers), asks_masks=asks_masks)
 
     @property
     def count(self) -> int:
@@ -149,14 +156,22 @@ class Request:
         return mode
 
     def fingerprint(self) -> dict[str, str]:
-        """Return the arguments as text, a callable by its name: ranks compare them."""
-        arguments = vars(self) | vars(self.options) | {"num_envs": self.count, "env": self.make.name}
-        arguments["wrappers"] = [name for name, _ in self.make.wrappers]
-        arguments["policy"] = name_of(self.policy) if callable(self.policy) else self.policy
-        del arguments["options"]
+        """Return the arguments as text, a callable by its name: ranks compare them, first what is run, then how."""
+        named = {
+            "num_envs": self.count,
+            "env": self.make.name,
+            "wrappers": [name for name, _ in self.make.wrappers],
+            "policy": name_of(self.policy) if callable(self.policy) else self.policy,
+        }
+        arguments = named | vars(self) | named
         return {f"the argument {name} of connect": repr(value) for name, value in arguments.items()}
 
 
-def _plain(value: Number) -> Number:
-    """Return NumPy's integers as Python's, so that they are the same in what ranks compare."""
-    return int(value) if isinstance(value, np.integer) else value  # type: ignore[return-value]  # It is as wide.
+def check_arguments(function: Callable[..., object], names: Iterable[str]) -> None:
+    """Refuse a keyword argument that no `Request` has, as Python does, and say what the user may have meant."""
+    known = [own.name for own in fields(Request)]
+    for name in names:
+        if name not in known:
+            of_run = [option.name for option in fields(RunOptions)]
+            words = argument_words(name, [*known, *signature(function).parameters], of_run)
+            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{words}")

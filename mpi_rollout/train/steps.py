@@ -41,7 +41,8 @@ class Outcomes:
 
     def use_slots(self) -> None:
         """Take outcomes from the slots that the exchanges have now."""
-        self._unpackers = self._driver.unpackers(self._block)
+        unpackers = self._driver.unpackers(self._block)
+        self._pairs = {lane: [unpackers[lane].observation_pairs(row) for row in range(NUM_ROWS)] for lane in unpackers}
         self._views = {lane: lane.exchange.result_views() for lane in self._driver.lanes}
         self._copies = {lane: [_copier(views) for views in columns] for lane, columns in self._views.items()}
 
@@ -49,7 +50,8 @@ class Outcomes:
         """Keep the slots of some lanes, which have just come."""
         for lane in lanes:
             self._row[lane] = row = 1 - self._row[lane]
-            self._unpackers[lane].lay_observations(row)
+            for target, source in self._pairs[lane][row]:
+                target[...] = source
 
     def keep(self, lanes: Sequence[Lane], arrays: Sequence[np.ndarray]) -> None:
         """Keep observations of some lanes' envs, leaf by leaf, as their last ones."""
@@ -79,6 +81,8 @@ class Outcomes:
     def _pieces(self, lanes: Sequence[Lane]) -> list[Piece]:
         """Where the last outcomes of some lanes are: those of neighbours in the same row are one piece."""
         pieces = [(self._row[lanes[0]], lanes[0].envs)]
+        if len(lanes) == 1:  # The usual case.
+            return pieces
         for before, lane in pairwise(lanes):
             row = self._row[lane]
             if pieces[-1][0] == row and before.envs.stop == lane.envs.start:
@@ -97,7 +101,9 @@ def _joined(array: np.ndarray, pieces: Sequence[Piece], copy: bool) -> np.ndarra
 
 def _copier(views: Sequence[np.ndarray]) -> Copy:
     """Return a function that copies numbers in env order, one after the other."""
-    return views[0].flatten if len(views) == 1 else lambda: np.concatenate([view.ravel() for view in views])
+    if len(views) > 1:
+        return lambda: np.concatenate([view.ravel() for view in views])
+    return views[0].flatten if len(views[0]) > 1 else views[0][0].copy
 
 
 class Steps:

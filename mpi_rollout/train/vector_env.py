@@ -271,9 +271,7 @@ class MPIVectorEnv(CalledByName):
 
     def _call_envs(self, method: str, *args: object) -> dict[int, object]:
         """Call a method of every rank's slices; return what it returned for each env, by env index."""
-        self.end.check_idle(method)
-        with self.interrupts:
-            results = self._driver.call_ranks("call_envs", method, *args)
+        results = self.end.ask(method, "call_envs", method, *args)
         return {index: value for of_rank in results for index, value in of_rank.items()}
 
     def _lanes_of(self, envs_slice: np.ndarray | slice | None) -> Sequence[Lane]:

@@ -65,9 +65,10 @@ ADVICE = {
     ),
     "shared": (
         sharing(SHORT, 0.55),
-        "other programs use the ranks' cores (one rank had 0.55 of its core); waits took 80% of the time: "
+        "other programs use the ranks' cores (one rank had 0.55 of its core), which cost 85% of the time: "
         "fewer ranks, --wait sleep, or sbatch --exclusive",
     ),
+    "envs without a core": (sharing(figures(10.0, [32, 32], [9.0, 9.0]), 0.1), "which cost 51% of the time: "),
     "shared, asleep": (sharing(replace(SHORT, slept=True), 0.55), "fewer ranks, or sbatch --exclusive"),
     "root": (
         figures(10.0, [32, 32], [10.0, 5.0]),
@@ -85,7 +86,7 @@ ADVICE = {
     ),
     "uneven fragments": (replace(UNEVEN, inference="workers", fragment_length=8), "30% of the time: --batch-size 1"),
     "policy": (
-        POLICY,
+        sharing(POLICY, 0.99, num_cores=4),
         "the policy on rank 0 took 70% of the time: --policy-on workers --policy-block 32 would save about 35%",
     ),
     "called policy": (
@@ -98,7 +99,7 @@ ADVICE = {
     ),
     "disk": (
         figures(10.0, [32, 32], [5.0, 5.0], write=4.0),
-        "waiting for the disk took 40% of the time: --out on a faster disk (`doctor --out FOLDER` measures one), or "
+        "writing the file took 40% of the time: --out on a faster disk (`doctor --out FOLDER` measures one), or "
         "--no-trajectories",
     ),
     "gzip": (figures(10.0, [4], [5.0], write=4.0, compression="gzip"), "--compression none or lz4, not gzip"),
@@ -117,6 +118,7 @@ def test_what_costs_much_is_named_in_one_line_with_what_helps(run: RunFigures, w
     assert words in run.advice and len(run.advice) < ROOMS["advice"]
     assert [line for line in run.lines() if line.startswith("advice: ")] == [f"advice: {run.advice}"]
     assert run.as_dict()["advice"] == run.advice
+    assert any(line.startswith("slowest rank: ") for line in run.lines()) == (run.num_ranks > 1)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ def test_what_costs_much_is_named_in_one_line_with_what_helps(run: RunFigures, w
         figures(100.0, [32, 32], [80.0, 79.0], slowest_s=90.0),
         replace(SHORT, slot_bytes=2 * LARGE_ROW_NBYTES),  # More envs have more to send.
         figures(10.0, [4096], [2.0]),
-        sharing(figures(10.0, [32, 32], [9.0, 9.0]), 0.55),  # The run is close to what its envs need.
+        sharing(figures(10.0, [32, 32], [9.0, 9.0]), 0.85),
         figures(0.0, [1], [0.0]),
     ],
 )
@@ -145,6 +147,7 @@ def test_a_rank_that_is_slow_on_a_core_of_its_own_is_not_blamed_on_others():
 def test_ranks_that_have_their_cores_or_do_not_know_share_none():
     for share in (0.99, None):
         assert sharing(SHORT, share).advice.startswith("exchanges of short steps")
+        assert sharing(figures(10.0, [8, 8, 8], [2.0, 9.0, 2.0]), share).advice.startswith("envs of rank 1")
 
 
 ADVISED = """

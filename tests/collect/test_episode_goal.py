@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mpi_rollout.collect.episode_goal import EpisodeGoal
+from mpi_rollout.envs.replaying import Past
 from mpi_rollout.storage.episodes import EpisodeTable
 
 pytestmark = pytest.mark.any_mpi
@@ -38,3 +39,9 @@ def test_episodes_are_counted_as_the_table_has_them_however_rows_come(seed: int,
         while goal.num_missing:
             row = goal.count(block, row, min(row + int(draws.integers(1, 9)), NUM_ROWS))
         assert row == ends[number - 1] and goal.num_ended == np.count_nonzero(ends <= row)
+
+
+def test_episodes_that_are_lost_between_two_starts_have_ended():
+    goal = EpisodeGoal(9, 2, True)
+    goal.begin_after(Past(seed=0, num_steps=10, episodes=np.array([2, 3]), starts=np.array([4, 11])), [0])
+    assert goal.num_ended == 6 and goal.num_missing == 3

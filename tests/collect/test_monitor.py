@@ -18,12 +18,12 @@ STEP_S = np.array([1.0, 5.0, 1.0])
 
 @pytest.fixture
 def driver() -> SimpleNamespace:
-    return SimpleNamespace(clock=SimpleNamespace(now=0.0, seconds={}), stop_signal=0)
+    return SimpleNamespace(clock=SimpleNamespace(now=0.0, seconds=dict.fromkeys(PHASES, 0.0)), stop_signal=0)
 
 
 @pytest.fixture
 def state() -> RunState:
-    return RunState(None, writer=MagicMock(num_committed=7, worst_commit_s=0.0, values=None))
+    return RunState(None, writer=MagicMock(num_committed=7, worst_commit_s=0.0))
 
 
 @pytest.fixture
@@ -36,7 +36,8 @@ def monitor(driver: SimpleNamespace, state: RunState) -> Monitor:
 
 def look(monitor: Monitor, driver: SimpleNamespace, now_s: float, env_steps: int) -> None:
     driver.clock.now = now_s
-    monitor.on_look(SimpleNamespace(num_steps=1, goal=None, tally=SimpleNamespace(env_steps=env_steps, step_s=STEP_S)))
+    tally = SimpleNamespace(env_steps=env_steps, step_s=STEP_S, mean_s=0.0, slowest_s=0.0)
+    monitor.on_look(SimpleNamespace(num_steps=1, goal=None, tally=tally))
 
 
 LOOKS = ((100.0, 0), (100.5, 700), (101.0, 710), (101.5, 900), (102.0, 910))

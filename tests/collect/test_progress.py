@@ -11,12 +11,12 @@ import pytest
 
 from mpi_rollout.collect import progress
 from mpi_rollout.collect.episode_goal import EpisodeGoal
-from mpi_rollout.collect.progress import Bar, Done, Lines, Recent, make_progress
-from mpi_rollout.process.clock import Clock
+from mpi_rollout.collect.progress import Bar, Done, Lines, make_progress
 from mpi_rollout.process.terminal import Terminal
 
 pytestmark = pytest.mark.any_mpi
 STEP_S = np.array([1.0, 5.0, 1.0])
+LOSSES = {"envs": 0.66, "imbalance": 0.3, "exchange": -0.001}
 
 
 class Screen:
@@ -33,12 +33,12 @@ class Screen:
 
 def told(bar: Bar, num_steps: int, step_s: np.ndarray = STEP_S) -> str:
     bar._terminal.text = ""
-    bar.tell(Done(num_steps, 6 * num_steps, 12_345.6, step_s))
+    bar.tell(Done(num_steps, 6 * num_steps, 12_345.6, step_s, LOSSES))
     return bar._terminal.text.removeprefix("\r")
 
 
 def bar_of(screen: Screen) -> Bar:
-    return Bar(10_000, Clock(), screen, Lines(10_000, Clock()))
+    return Bar(10_000, screen, Lines(10_000))
 
 
 @pytest.mark.parametrize("columns", [1, 3, 10, 40, 80, 200])
@@ -54,11 +54,11 @@ def test_the_width_decides_what_the_bar_tells():
     bar._terminal.columns = 200  # It was resized.
     line = told(bar, 5000, 2 * STEP_S)
     assert line.startswith(" 50%|█████") and line.endswith(
-        "| 12,346 env steps/s, 00:00 left, 5,000/10,000 steps, envs 0%, exchange 0%, policy 0%, write 0%, "
+        "| 12,346 env steps/s, 00:00 left, 5,000/10,000 steps, envs 66%, imbalance 30%, exchange 0%, "
         "slowest rank 1 (5.0x median), 30,000 env steps"
     )
     bar._terminal.columns = 80
-    assert told(bar, 5000).endswith("  | 12,346 env steps/s, 00:00 left, 5,000/10,000 steps, envs 0%")
+    assert told(bar, 5000).endswith("  | 12,346 env steps/s, 00:00 left, 5,000/10,000 steps, envs 66%")
     bar._terminal.columns = 45
     assert told(bar, 5000).endswith("| 12,346 env steps/s")
 
@@ -68,10 +68,10 @@ def test_a_run_that_ends_with_its_episodes_shows_whichever_is_nearer_to_its_end(
     for num_ended, num_steps, percent in ((10, 1000, 20), (10, 5000, 50), (52, 6000, 100)):
         goal.num_ended = num_ended
         bar._terminal.text = ""
-        bar.tell(Done(num_steps, 6 * num_steps, 10.0, STEP_S, goal))
+        bar.tell(Done(num_steps, 6 * num_steps, 10.0, STEP_S, LOSSES, goal))
         assert bar._terminal.text.startswith(f"\r{percent:3}%|")
         assert f", {num_ended}/50 episodes, {num_steps:,}/10,000 steps" in bar._terminal.text
-    bar._instead.tell(Done(6000, 36_000, 10.0, STEP_S, goal))
+    bar._instead.tell(Done(6000, 36_000, 10.0, STEP_S, LOSSES, goal))
     assert capfd.readouterr().err.startswith("mpi_rollout: 6,000 of at most 10,000 steps (100%), 52 of 50 episodes, 36")
 
 
@@ -122,9 +122,9 @@ def test_a_terminal_that_is_gone_is_told_of_no_more_and_lines_take_its_place(ter
     opened, ours = terminal
     bar = bar_of(opened)
     os.close(ours)
-    bar.tell(Done(1000, 6000, 100.0, STEP_S))
+    bar.tell(Done(1000, 6000, 100.0, STEP_S, LOSSES))
     assert opened.is_gone and bar.every_s < 1
-    bar.tell(Done(2000, 12_000, 100.0, STEP_S))
+    bar.tell(Done(2000, 12_000, 100.0, STEP_S, LOSSES))
     bar.close()
     err = capfd.readouterr().err
     assert err.startswith("mpi_rollout: 2,000 of 10,000 steps (20%), 12,000 env steps, 100 env steps/s")
@@ -135,25 +135,10 @@ def test_a_terminal_that_is_gone_is_told_of_no_more_and_lines_take_its_place(ter
 def test_where_no_terminal_can_be_opened_lines_tell(path, monkeypatch):
     monkeypatch.setattr("mpi_rollout.process.terminal.find_terminal", lambda: path if path != "/dev/null" else None)
     monkeypatch.setattr(os, "isatty", lambda _: False)
-    assert isinstance(make_progress("auto", 10, Clock()), Lines)
+    assert isinstance(make_progress("auto", 10), Lines)
 
 
 def test_a_terminal_that_can_erase_nothing_gets_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr("mpi_rollout.process.terminal.find_terminal", lambda: "/dev/null")
-    assert isinstance(make_progress("auto", 10, Clock()), Lines)
-
-
-def test_shares_are_those_of_the_time_since_the_last_asking():
-    clock = Clock()
-    clock.seconds.update(step=50.0, write=50.0)
-    shares = Recent(clock)
-    clock.seconds["step"] += 1.0
-    clock.seconds["send"] += 1.0
-    clock.seconds["wait"] += 1.0
-    clock.seconds["policy"] += 1.0
-    clock.seconds["other"] += 100.0
-    assert shares.shares() == "envs 25%, exchange 50%, policy 25%, write 0%"
-    clock.seconds["write"] += 3.0
-    assert shares.shares() == "envs 0%, exchange 0%, policy 0%, write 100%"
-    assert shares.shares() == "envs 0%, exchange 0%, policy 0%, write 0%"
+    assert isinstance(make_progress("auto", 10), Lines)

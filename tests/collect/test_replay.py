@@ -28,6 +28,7 @@ from mpi_rollout.collect.replay import (
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import Reproducibility, episode_seeds
 from mpi_rollout.core.spaces import leaves
+from mpi_rollout.drive import recall
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
 from mpi_rollout.envs.replaying import Past
@@ -213,7 +214,7 @@ def test_envs_that_come_back_by_all_of_their_steps_do_or_end_the_run():
     assert is_as_recorded(go_on(driver, recording, 40), recording, 40)
     columns = recording.changed("observations", 21, 1)
     looks: list[int] = []
-    with pytest.raises(DataError, match="env 1 did not reproduce step 20, and natively vectorized envs go on from"):
+    with pytest.raises(DataError, match="env 1 did not reproduce step 20, and envs without a seed for each"):
         bring_back(driver, past, columns, lambda: looks.append(1))
     assert len(looks) == 2  # Not to the end.
 
@@ -221,7 +222,7 @@ def test_envs_that_come_back_by_all_of_their_steps_do_or_end_the_run():
 @pytest.mark.parametrize("nbytes", [1, 100, 2**24])
 def test_rows_are_read_many_at_a_time(monkeypatch: pytest.MonkeyPatch, counting: Recording, nbytes: int):
     """And none that is not committed."""
-    monkeypatch.setattr(replay, "READ_NBYTES", nbytes)
+    monkeypatch.setattr(recall, "READ_NBYTES", nbytes)
     read: list[tuple[int, int]] = []
 
     class Rows:

@@ -28,7 +28,7 @@ LONG = ("--env-factory", "failing_envs:paced", "--env-kwargs", '{"sleep_s": 0.00
 OUT = ("--out", "run.h5")
 LINE = re.compile(
     r"mpi_rollout: ([\d,]+) of ([\d,]+) steps \((\d+)%\), ([\d,]+) env steps, ([\d,]+) env steps/s, "
-    r"envs \d+%, exchange \d+%, policy \d+%, write \d+%"
+    r"envs \d+%, imbalance \d+%, exchange \d+%, policy \d+%, write \d+%"
 )
 TERMINAL_COLUMNS = 80
 
@@ -150,6 +150,7 @@ def test_without_progress_there_is_nothing_but_the_summary(job):
 WATCHED = ("--env-factory", "unruly_envs:Watched", "--num-envs", "6", "--num-steps", "3000", *OUT)
 
 
+@pytest.mark.full_start
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("launched", [True, False], ids=["mpiexec", "alone"])
 def test_a_terminal_gets_a_bar_while_the_run_goes_on_and_messages_take_its_place(job, num_ranks, launched):
@@ -166,6 +167,7 @@ def test_a_terminal_gets_a_bar_while_the_run_goes_on_and_messages_take_its_place
     )
 
 
+@pytest.mark.full_start
 @pytest.mark.mpi(2)
 def test_a_bar_is_gone_when_a_run_fails(job, num_ranks):
     code, _, seen = on_a_terminal(job, num_ranks, *WATCHED)

@@ -1,9 +1,11 @@
 """A whole run on a single rank, without MPI and without a process of its own."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import envs as test_envs
 import h5py
@@ -133,9 +135,12 @@ def raising(error: BaseException) -> Callable[..., None]:
 
 def test_an_error_that_nobody_expects_is_told_with_its_stack(out: Path, monkeypatch, capfd):
     monkeypatch.setattr(root_module.Collector, "advance", raising(KeyError("a mistake of ours")))
+    monkeypatch.syspath_prepend(out.parent)
+    monkeypatch.setitem(sys.modules, "this", SimpleNamespace(__file__=str(out.parent / "this.py")))  # The user's own.
     assert drive(root_of(out)) == 70
     words = capfd.readouterr().err
     assert "Traceback (most recent call last)" in words and "step 0: KeyError: 'a mistake of ours'" in words
+    assert "this.py" not in words
 
 
 def test_an_end_at_once_is_told_by_the_status_and_by_whoever_called(out: Path, whole: Path, monkeypatch):

@@ -42,9 +42,9 @@ def test_the_curves_are_those_of_the_file_also_of_a_run_that_is_extended(job: Jo
     assert sum(value for _, value in found["episodes/ended"]) == len(ended)
     for name, values in before.items():  # The run goes on behind what there was.
         assert found[name][: len(values)] == values
-    counts = dict(found["episodes/ended"])
+    counts = [value for _, value in found["episodes/ended"] if value]
     for name in ("return", "length"):
-        total = sum(counts[step] * value for step, value in found[f"episodes/{name}_mean"])
+        total = sum(counts * np.array([value for _, value in found[f"episodes/{name}_mean"]]))
         assert total == pytest.approx(ended[name].sum(), rel=1e-5)
     assert {name for name in found if name.startswith("time/")} == {f"time/{word}" for word in TIMES}
     shares = [sum(dict(found[f"time/{word}"])[step] for word in TIMES) for step in steps]
@@ -85,12 +85,14 @@ def test_a_disk_that_gets_full_is_told_once_and_what_is_there_can_be_read(tmp_pa
 def test_a_folder_that_cannot_be_made_or_a_missing_package_is_refused_at_the_start(job: Job):
     (job.folder / "file").touch()
     run = (*RUN, "--num-steps", "5", "--log-dir", "file")
-    result = job.forked(*run)
+    result = job(None, *run)
     package = pip_install("[tensorboard]")
     assert (result.code, result.messages) in (
         (74, ["--log-dir file: cannot make this folder: File exists"]),
         (64, [f"--log-dir needs tensorboard; {package}"]),
     )
+    rehearsed = job(None, *run[:-1], "new/curves", "--dry-run")
+    assert rehearsed.code in (0, 64) and not (job.folder / "new").exists()
     (job.folder / "tensorboard.py").write_text("raise ImportError('it is not installed')")
     result = job(None, *run)
     assert (result.code, result.messages) == (64, [f"--log-dir needs tensorboard; {package}"])

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from jobs import Job, is_hydra, job_environment, processes_in
+from jobs import Job, are_gone, is_hydra, job_environment
 from stopped_runs import ENVS, HOST, OUT, PACED, assert_begins, assert_stopped, committed, fails, start_long
 
 
@@ -41,7 +41,7 @@ def test_a_signal_to_the_launcher_ends_the_job_and_loses_nothing_committed(job, 
         return
     assert result.code != 0 and result.num_tracebacks == 0 and not is_hydra()
     assert assert_begins(job.folder / "run.h5.part", whole) >= 255
-    assert processes_in(job.folder) == []
+    assert are_gone(job.folder)
 
 
 def test_who_asks_again_after_a_second_is_not_made_to_wait_for_a_long_step(job):
@@ -75,6 +75,7 @@ def press_ctrl_c(job: Job, num_ranks: int | None) -> tuple[int, str]:
     return terminal.returncode, shown.decode()
 
 
+@pytest.mark.full_start
 @pytest.mark.parametrize("num_ranks", [None, pytest.param(2, marks=pytest.mark.mpi)])
 def test_ctrl_c_on_a_terminal_is_answered_there(job, whole, num_ranks):
     """Also where Open MPI's mpirun passes nothing on any more, and kills the ranks soon."""

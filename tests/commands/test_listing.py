@@ -2,12 +2,13 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 from jobs import Job
 
-from mpi_rollout.commands.listing import list_runs, runs_of, table
+from mpi_rollout.commands.listing import list_runs, runs_of
 from mpi_rollout.storage.ownership import make_locked
 from mpi_rollout.storage.status import Status
 
@@ -29,23 +30,24 @@ def test_it_lists_the_runs_of_a_folder_and_those_of_others_beside_them(job: Job)
         ("b", "interrupted", {"exit_code": 75, "message": "stopped by SIGUSR1"}),
         ("c", "failed", {"exit_code": 70, "message": "no licence\x1b[2J\nand more"}),
     ):
-        tell(job.folder, name, state, updated="", **values)
+        tell(job.folder, name, state, **values)
     (job.folder / "d.status.json").write_text("{")
-    result = job.forked("list", ".")
+    result = job(None, "list", ".")
     lines = [line.split("  ") for line in result.out.splitlines()]
     words = [[word.strip() for word in line if word.strip()] for line in lines]
-    assert words[0] == ["run", "state", "steps", "starts", "updated", "message"]
+    assert words[0] == ["run", "state", "steps", "starts", "updated (UTC)", "message"]
     assert [each[:4] for each in words[1:]] == [
         [name, state, "400 of 1,000 (40%)", "1"]
         for name, state in (("a", "complete"), ("b", "interrupted"), ("c", "failed"))
     ]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", each[4]) for each in words[1:])
     assert words[2][-1] == "stopped by SIGUSR1" and words[3][-1] == "no licence\\x1b[2J"
-    found = json.loads(job.forked("list", ".", "--json").out)
+    found = json.loads(job(None, "list", ".", "--json").out)
     assert [(run["run"], run["state"], run["num_steps"]) for run in found] == [
         ("a.h5", "complete", 400), ("b.h5", "interrupted", 400), ("c.h5", "failed", 400),
     ]  # fmt: skip
-    assert "no runs in " in job.forked("list", "/dev").out
-    assert job.forked("list", "none").messages == ["there is no folder none; give the folder of --out"]
+    assert "no runs in " in job(None, "list", "/dev").out
+    assert job(None, "list", "none").messages == ["there is no folder none; give the folder of --out"]
 
 
 def test_a_complete_run_may_have_ended_with_its_episodes(tmp_path: Path):
@@ -81,4 +83,4 @@ def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path):
 @pytest.mark.parametrize("values", [{"pid": None}, {"pid": "x"}, {"host": []}, {"num_steps": None}, {"starts": {}}])
 def test_a_status_of_any_content_is_listed(tmp_path: Path, values):
     (tmp_path / "odd.status.json").write_text(json.dumps({"state": "running", "updated": 5} | values))
-    assert states(tmp_path) == {"odd": "killed"} and len(table(runs_of(str(tmp_path)))) == 2
+    assert states(tmp_path) == {"odd": "killed"} and len(list_runs([str(tmp_path)])) == 2

@@ -15,6 +15,7 @@ from written_data import relist
 from mpi_rollout.text import pip_install
 
 pytest.importorskip("imageio_ffmpeg")
+pytest.importorskip("PIL")
 RUN = ("--num-envs", "5", "--num-steps", "70", "--seed", "2", "--progress", "none")
 MAKE = ("--env-factory", "drawing_envs:make")
 
@@ -26,7 +27,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rendered(job: Job, path: Path, *options: str, **environment: str) -> Result:
-    return job.forked("render", str(path), *options, **environment)
+    return job(None, "render", str(path), *options, **environment)
 
 
 def frames_of(path: Path, height: int = 34, width: int = 46) -> np.ndarray:
@@ -42,7 +43,7 @@ def frames_of(path: Path, height: int = 34, width: int = 46) -> np.ndarray:
     ("which", "kind"), [("best", "mp4"), ("worst", "gif"), ("longest", "mp4"), ("first", "mp4"), ("3", "gif")]
 )
 def test_the_episode_that_is_named_is_filmed(job: Job, drawn: Path, which: str, kind: str):
-    result = job.forked("render", str(drawn), *MAKE, "--episode", which, "--out", f"film.{kind}", "--json")
+    result = job(None, "render", str(drawn), *MAKE, "--episode", which, "--out", f"film.{kind}", "--json")
     assert result.code == 0, result.err
     told = json.loads(result.out)
     with h5py.File(drawn) as file:
@@ -57,7 +58,7 @@ def test_the_episode_that_is_named_is_filmed(job: Job, drawn: Path, which: str, 
     }
     assert expected[which] and told["difference"] is None and told["fps"] == 10
     assert (told["frames"], told["width"], told["height"]) == (told["length"] + 1, 45, 33)
-    frames = frames_of(job.folder / f"film.{kind}")
+    frames = frames_of(job.folder / f"film.{kind}", *((33, 45) if kind == "gif" else ()))  # Only .mp4 is padded.
     assert len(frames) == told["frames"]
     assert abs(frames[:, 9, 9, 1] - 5.0 * np.arange(len(frames))).max() <= 6  # Codecs lose some of the colour.
     assert [path.name for path in job.folder.iterdir() if "film" in path.name] == [f"film.{kind}"]
@@ -129,7 +130,7 @@ def test_an_env_that_does_not_draw_is_told(job: Job, drawn: Path, factory: str, 
     ],
 )
 def test_what_cannot_be_filmed_is_one_line(job: Job, drawn: Path, options: tuple[str, ...], code: int, problem: str):
-    result = job.forked("render", str(drawn), *options)
+    result = job(None, "render", str(drawn), *options)
     assert result.code == code and len(result.messages) == 1 and problem in result.messages[0], result.err
     assert not list(job.folder.iterdir())
 
@@ -139,6 +140,11 @@ def test_what_cannot_be_filmed_is_one_line(job: Job, drawn: Path, options: tuple
     [
         (("--env", "CartPole-v1", "--no-trajectories"), 65, "has no trajectories"),
         (
+            ("--env", "CartPole-v1", "--no-episode-seeds"),
+            64,
+            "without a seed of its own (--no-episode-seeds), and cannot",
+        ),
+        (
             ("--env-factory", "native_envs:drift", "--vectorization-mode", "native"),
             64,
             "is of natively vectorized envs (--vectorization-mode native), without frames",
@@ -147,14 +153,27 @@ def test_what_cannot_be_filmed_is_one_line(job: Job, drawn: Path, options: tuple
 )
 def test_files_without_what_is_needed_are_refused(job: Job, run: tuple[str, ...], code: int, problem: str):
     path = job.collect(None, *run, *RUN)
-    result = job.forked("render", str(path))
+    result = job(None, "render", str(path))
     assert result.code == code and len(result.messages) == 1 and problem in result.messages[0], result.err
 
 
-def test_a_missing_package_is_named(job: Job, drawn: Path):
+def test_a_missing_package_is_named_and_a_gif_needs_no_ffmpeg(job: Job, drawn: Path):
     (job.folder / "imageio_ffmpeg.py").write_text("raise ImportError('it is not installed')")
     result = job(None, "render", str(drawn), *MAKE)  # Modules beside the command come first.
-    assert result.code == 64 and result.messages == [f"render needs imageio-ffmpeg; {pip_install('[video]')}"]
+    assert result.code == 64 and result.messages == [f"render needs imageio-ffmpeg for .mp4; {pip_install('[video]')}"]
+    assert job(None, "render", str(drawn), *MAKE, "--out", "film.gif").code == 0
+
+
+def test_a_gif_is_as_long_as_its_frames_per_second_say(tmp_path: Path):
+    from PIL import Image
+
+    from mpi_rollout.commands.render import write_video
+
+    frames = (np.full((3, 4, 3), 9 * number, np.uint8) for number in range(25))
+    write_video(frames, str(tmp_path / "film.gif"), ".gif", 30.0)
+    with Image.open(tmp_path / "film.gif") as film:
+        durations = [film.info["duration"] for number in range(film.n_frames) if film.seek(number) is None]
+    assert {*durations} == {30, 40} and sum(durations) == 830
 
 
 def test_a_video_that_cannot_be_written_leaves_nothing(job: Job, drawn: Path):
@@ -198,4 +217,4 @@ def test_of_a_recorded_training_an_episode_with_a_seed_is_filmed(job: Job):
     assert result.code == 0, result.err
     assert json.loads(result.out)["length"] == 12 and json.loads(result.out)["difference"] is None
     result = rendered(job, path, "--episode", "5")
-    assert result.code == 64 and "was begun without a seed of its own" in result.err
+    assert result.code == 64 and "on was begun without a seed of its own" in " ".join(result.err.split())

@@ -109,7 +109,7 @@ def test_every_episode_of_a_run_comes_out_the_same(
 ):
     (job.folder / "nested.py").write_text(NESTED)
     path = job.collect(num_ranks, *env, "--num-envs", "3", "--num-steps", str(num_steps), "--seed", "5")
-    result = job.forked("verify", str(path), "--replay", "100000", "--json", *env)
+    result = job(None, "verify", str(path), "--replay", "100000", "--json", *env)
     assert result.code == 0, result.err
     found = json.loads(result.out)
     assert found["replayed"] == found["episodes"] > 3
@@ -123,21 +123,21 @@ def test_simulators_and_games_come_out_the_same(job: Job, module: str):
     pytest.importorskip(module)
     env = {"mujoco": "HumanoidStandup-v5", "ale_py": "ale_py:ALE/Breakout-v5"}[module]
     path = job.collect(None, "--env", env, "--num-envs", "2", "--num-steps", "60")
-    result = job.forked("verify", str(path), "--replay", "3", "--env", env)
+    result = job(None, "verify", str(path), "--replay", "3", "--env", env)
     assert result.code == 0, result.err
-    assert "steps from seed and actions: every byte the same" in result.out
+    assert "steps in all, from seed and actions: every byte the same" in result.out
 
 
 def test_an_env_that_knows_its_earlier_episodes_is_found(job: Job):
     path = job.collect(None, "--env-factory", "envs:Counting", "--num-envs", "3", "--num-steps", "60")
-    result = job.forked("verify", str(path), "--replay", "10", "--env-factory", "envs:Counting")
+    result = job(None, "verify", str(path), "--replay", "10", "--env-factory", "envs:Counting")
     assert result.code == 65 and "of 10 episodes come out the same; the episode of env " in result.err
 
 
 def test_an_env_that_does_not_follow_from_its_seed_is_found_with_the_first_difference(job: Job):
     (job.folder / "moody.py").write_text(MOODY)
     path = job.collect(None, "--env-factory", "moody.py:make", "--num-envs", "1", "--num-steps", "300")
-    result = job.forked("verify", str(path), "--replay", "10", "--trust")
+    result = job(None, "verify", str(path), "--replay", "10", "--trust")
     assert result.code == 65 and result.err.count("\n") == 1
     assert re.search(
         r"run\.h5: \d of 10 episodes come out the same; the episode of env 0 from step \d+ on, seed \d+, differs "
@@ -154,9 +154,9 @@ def test_a_changed_reward_with_a_good_checksum_is_found(job: Job):
         rows["return"][0] += 1
         file["episodes"][...] = rows
     relist(path)
-    assert job.forked("verify", str(path)).code == 0
+    assert job(None, "verify", str(path)).code == 0
     assert "in its step 3: rewards is 2.0 in the file, 1.0 in the replay" in (
-        job.forked("verify", str(path), "--replay", "1").err
+        job(None, "verify", str(path), "--replay", "1").err
     )
 
 
@@ -225,7 +225,7 @@ def test_an_env_that_cannot_be_made_any_more_is_told_in_one_line(job: Job):
     (job.folder / "gone.py").write_text(source)
     path = job.collect(None, "--env-factory", "gone.py:make", "--num-envs", "1", "--num-steps", "10")
     (job.folder / "gone.py").write_text("def make(): raise OSError('the licence server is away')\n")
-    result = job.forked("verify", str(path), "--replay", "1", "--trust")
+    result = job(None, "verify", str(path), "--replay", "1", "--trust")
     assert (result.code, result.err) == (
         70,
         "mpi_rollout: --replay: env 0 cannot be made: OSError: the licence server is away (gone.py, line 1)\n",
@@ -235,8 +235,8 @@ def test_an_env_that_cannot_be_made_any_more_is_told_in_one_line(job: Job):
 def test_episodes_without_seeds_are_refused_with_the_reason(job: Job):
     mode = ("--vectorization-mode", "vector_entry_point")
     path = job.collect(None, "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "30", *mode)
-    assert job.forked("verify", str(path)).code == 0
-    result = job.forked("verify", str(path), "--replay", "1")
+    assert job(None, "verify", str(path)).code == 0
+    result = job(None, "verify", str(path), "--replay", "1")
     assert result.code == 64 and "have no seed of their own (-1)" in result.err
 
 
@@ -247,12 +247,17 @@ def test_envs_that_promise_something_else_than_those_of_the_file_are_refused():
         check_promise(stored, EnvMaker(seeded, vectorization_mode="native").native(range(2)))
 
 
-def test_a_history_that_takes_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_long_history_is_told_and_one_that_takes_too_long_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+):
     path = tmp_path / "run.h5"
     assert drive(root_of(path, env_factory="native_envs:drift", vectorization_mode="native")) == 0
     trusting = Consent(trust=True)
     assert replay(str(path), 1, 0, trusting)["replayed_steps"] == 60
     monkeypatch.setattr(collect_replay, "LEARNING_S", 0.0)
+    assert "takes the steps" not in capfd.readouterr().err
+    assert replay(str(path), 1, 0, trusting)["replayed_steps"] == 60
+    assert capfd.readouterr().err.count("mpi_rollout: takes the steps before again: 0 of 20 steps in 0 s\n") == 1
     monkeypatch.setattr(collect_replay, "LONGEST_HISTORY_S", 0.0)
     with pytest.raises(UsageError, match=r"all of their 20 steps, .*; without --replay the file can be verified"):
         replay(str(path), 1, 0, trusting)

@@ -1,12 +1,10 @@
-"""How pictures look: human numbers, labels that leave each other room, lines that can be told apart."""
-
-from itertools import pairwise
+"""How pictures look: human numbers, lines that can be told apart."""
 
 import numpy as np
 import pytest
 
 from mpi_rollout.commands import run_summary, style
-from mpi_rollout.process.clock import PHASES
+from mpi_rollout.process.clock import WORDS
 from mpi_rollout.storage.schema import EPISODE, INTERVAL, LIMIT, RANK
 
 pytest.importorskip("matplotlib")
@@ -24,29 +22,14 @@ def test_numbers_are_written_as_people_say_them(value, digits, told):
 
 
 def test_lines_look_different():
-    looks = {tuple(style.look(place).items()) for place in range(20)}
+    looks = {tuple(style.look(place, 20).items()) for place in range(20)}
     assert len(looks) == 20
-
-
-def test_labels_at_the_ends_of_lines_are_in_their_order_and_none_lies_over_another():
-    figure = style.new_figure("plot", 3)
-    axes = figure.subplots()
-    ends = [(1, y, str(y), "k") for y in (5.0, 5.01, 1.0, 5.02, 9.0, 1.01)]
-    for x, y, *_ in ends:
-        axes.plot([0, x], [0, y])
-    style.label_ends(axes, ends)
-    figure.draw_without_rendering()
-    texts = sorted(axes.texts, key=lambda text: float(text.get_text()))
-    boxes = [text.get_window_extent() for text in texts]
-    assert len(boxes) == 6
-    assert all(below.y1 < above.y0 for below, above in pairwise(boxes))
-    assert all(axes.get_window_extent().x1 < box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
 
 
 def ranks_of(num_ranks: int) -> np.ndarray:
     rows = np.zeros(num_ranks, RANK)
     rows["rank"] = np.arange(num_ranks)
-    for phase in run_summary.PHASES:
+    for phase in WORDS:
         rows[phase] = 1.0
     return rows
 
@@ -56,22 +39,20 @@ def test_the_time_of_any_number_of_ranks_is_drawn_with_the_roots_in_a_bar_that_i
     axes = style.new_figure("--plot", 3).subplots()
     run_summary._plot_phases(axes, ranks_of(num_ranks))
     tops = {bar.get_y() + bar.get_height() for bar in axes.containers[-1]}
-    assert tops == {len(run_summary.PHASES)}
+    assert tops == {len(WORDS)}
     width = axes.containers[-1][0].get_width() / np.ptp(axes.get_xlim())
     assert width > 0.02
+    first = axes.get_xticklabels()[0].get_text()
     areas = [area.get_datalim(axes.transData) for area in axes.collections]
     if num_ranks <= 32:
-        assert not areas and len(axes.patches) == num_ranks * len(run_summary.PHASES)
+        assert not areas and len(axes.patches) == num_ranks * len(WORDS) and first == "0 (root)"
+        assert sum(axes.get_xlim()) == num_ranks - 1, "as much room on both sides"
     else:  # Not a bar for each rank.
-        assert len(areas) == len(axes.patches) == len(run_summary.PHASES)
+        assert len(areas) == len(axes.patches) == len(WORDS) and first == "root"
         assert {(area.x0, area.x1) for area in areas} == {(1, num_ranks - 1)}
-        assert max(area.y1 for area in areas) == len(run_summary.PHASES)
+        assert max(area.y1 for area in areas) == len(WORDS)
     names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert names == [*run_summary.PHASES.values()]
-
-
-def test_each_phase_of_a_run_is_drawn():
-    assert {*run_summary.PHASES, "other"} == {*PHASES}
+    assert names == [*WORDS.values()]
 
 
 def test_measuring_the_limit_leaves_no_gap_in_the_throughput():

@@ -74,7 +74,7 @@ def test_rlds_steps_are_those_of_the_episode_and_one_more(tmp_path: Path) -> Non
     with mpi_rollout.open(written(tmp_path, "complete")) as data:
         for episode in data.iter_episodes(unfinished=True):
             steps = list(episode.steps_rlds())
-            assert len(steps) == episode.length + 1
+            assert len(steps) == episode.length + 1 and not steps[0].keys() & {"info", "extra"}  # The file has none.
             seen = [step["observation"] for step in steps]
             assert np.array([each["x"] for each in seen]).tobytes() == episode.observations["x"].tobytes()
             assert np.array_equal([each["n"][0] for each in seen], episode.observations["n"][0])

@@ -10,8 +10,6 @@ from jobs import CLONE, Job, Result, mpiexec, run_job
 
 from mpi_rollout.doctor.findings import BAD, OK, WARN, Finding, Report
 
-pytestmark = pytest.mark.full_start
-
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -37,6 +35,8 @@ def test_alone_it_finds_nothing_bad_and_says_how_to_start_it_on_ranks(job: Job):
     assert "mpiexec" in lines[start + 1] and "python -m mpi_rollout doctor" in lines[start + 1]
     assert lines[-1].endswith(" 0 BAD")
     assert list(job.folder.iterdir()) == []
+    slow = job(None, "doctor", "--env-factory", "seeded_slowly:SlowlySeeded").out
+    assert re.search(r"us per reset with a seed and [\d.,]+ without, .*\n +-> --no-episode-seeds", slow)
 
 
 @pytest.mark.mpi(2, 3)
@@ -95,10 +95,10 @@ def test_under_the_launcher_of_another_mpi_it_names_the_right_one(job: Job, ours
 
 @pytest.mark.mpi
 def test_a_rank_that_never_starts_mpi_does_not_hang_it(job: Job):
-    doctor = [sys.executable, "-m", "mpi_rollout", "doctor", "--out", "nowhere", "--timeout-s", "3"]
+    doctor = [sys.executable, "-m", "mpi_rollout", "doctor", "--out", "nowhere", "--timeout-s", "8"]
     result = run_job([mpiexec(), "-n", "1", *doctor, ":", "-n", "1", "sleep", "1000"], job.folder)
     assert result.code != 0
-    assert "BAD   MPI_Init      has not come to an end within 3 s" in result.out, result.out
+    assert "BAD   MPI_Init      has not come to an end within 8 s" in result.out, result.out
 
 
 def test_an_env_that_cannot_be_made_outweighs_a_folder_that_is_not_there(job: Job):

@@ -23,8 +23,11 @@ KIB, MIB = 2**10, 2**20
         (4 * KIB + 1, 2, 128),  # A power of two, the largest with which a slot has at most 1 MiB.
         (40 * KIB, 2, 16),
         (128 * KIB, 2, 8),
-        (128 * KIB + 1, 2, 4),
-        (256 * KIB + 1, 2, 1),  # Images.
+        (256 * KIB + 1, 2, 8),  # Images: a few steps.
+        (4 * MIB, 2, 8),
+        (4 * MIB + 1, 2, 4),  # A slot has at most 32 MiB.
+        (32 * MIB + 1, 2, 1),
+        (4 * MIB, 16, 4),
         (4 * KIB, 256, 256),
         (4 * KIB, 512, 128),  # All slots have at most 256 MiB.
         (128 * KIB, 10_000, 1),

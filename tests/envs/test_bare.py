@@ -1,7 +1,7 @@
 """Bare loops: what is stepped, what is counted, by a clock that the test moves; and one rank's part of the limit."""
 
 from collections.abc import Callable
-from itertools import count, repeat
+from itertools import count, islice, repeat
 
 import numpy as np
 import pytest
@@ -52,19 +52,23 @@ def test_steps_of_rollouts_are_counted_whatever_their_actions_are():
     assert envs.num_rows == [4] * 3, "once before the clock runs"
 
 
-@pytest.mark.parametrize("indices", [range(2), range(4, 6)])
-def test_a_rank_makes_its_own_envs_and_seeds_them_as_the_run_does(monkeypatch: pytest.MonkeyPatch, indices: range):
-    given: list[list[int]] = []
+@pytest.mark.parametrize(("indices", "has_seeds"), [(range(2), True), (range(4, 6), True), (range(4, 6), False)])
+def test_a_rank_makes_its_own_envs_and_seeds_them_as_the_run_does(
+    monkeypatch: pytest.MonkeyPatch, indices: range, has_seeds: bool
+):
+    given: list[list[int | None]] = []
 
     def loop(slice_: LoopVectorEnv, seeds: list, actions: list) -> Callable[[float], float]:
-        given.append([next(each) for each in seeds])
+        given.extend([next(each) for each in seeds] for _ in range(2))
         assert slice_.num_envs == 2 and [list(row) for row in actions] == [[2, 2]] * 2
         return lambda seconds: seconds
 
     monkeypatch.setattr(bare, "_bare_loop", loop)
-    maker = maker_of(RolloutConfig(env_factory="envs:Counting", num_envs=6))
+    maker = maker_of(RolloutConfig(env_factory="envs:Counting", num_envs=6, episode_seeds=has_seeds))
     assert bare.make_bare(maker, indices, 7, ACTIONS)(3.0) == 3.0
-    assert given == [[next(episode_seeds(7, index)) for index in indices]]
+    seeds = [list(islice(episode_seeds(7, index), 2)) for index in indices]
+    first, second = zip(*seeds, strict=True)
+    assert given == [[*first], [*second] if has_seeds else [None, None]]
 
 
 CONFIG = RolloutConfig(env="CartPole-v1", num_envs=6, seed=3)

@@ -5,12 +5,15 @@ from functools import partial
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 from envs import Counting
+from gymnasium.vector import SyncVectorEnv
 from jobs import Job, assert_same_bytes, datasets
 
+from mpi_rollout.core.seeding import Reproducibility, episode_seeds
 from mpi_rollout.envs import env_packages
-from mpi_rollout.envs.env_maker import EnvMaker
+from mpi_rollout.envs.env_maker import EnvMaker, make_slice
 from mpi_rollout.errors import UsageError
 from mpi_rollout.text import pip_install
 
@@ -106,7 +109,7 @@ def test_envs_that_are_registered_with_a_class_or_a_lambda_run(
     with h5py.File(path) as file:
         described = json.loads(file.attrs["env_spec"])
     assert (described["id"], described["entry_point"]) == (env_id, entry_point)
-    assert job.forked("verify", path).code == 0
+    assert job(None, "verify", path).code == 0
 
 
 LEVELS = """
@@ -218,3 +221,14 @@ def test_arguments_that_do_not_fit_are_told_from_mistakes_of_the_env():
         EnvMaker(mistaken, {"level": 3})()
     with pytest.raises(TypeError, match="has no len"):
         EnvMaker(mistaken)()
+
+
+def test_envs_that_are_seeded_once_go_on_as_in_gymnasium():
+    envs = make_slice(EnvMaker("CartPole-v1", has_episode_seeds=False), range(2, 5), seed=7)
+    same = SyncVectorEnv([partial(gymnasium.make, "CartPole-v1")] * 3)
+    seeds = [next(episode_seeds(7, index)) for index in range(2, 5)]
+    assert np.array_equal(envs.reset()[0], same.reset(seed=seeds)[0])
+    for step in range(100):
+        actions = np.arange(step, step + 3) % 2
+        assert all(map(np.array_equal, envs.step(actions)[:4], same.step(actions)[:4]))
+    assert (envs.reproducibility, envs.has_episode_seeds) == (Reproducibility.ENV, False)

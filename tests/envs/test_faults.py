@@ -174,7 +174,7 @@ def test_what_is_not_finite_is_named(how: str, what: str):
 
 def test_natively_vectorized_envs_cannot_be_restarted_one_by_one(job: Job):
     options = ("--vectorization-mode", "vector_entry_point", "--max-env-restarts", "10")
-    result = job.forked("--env", "CartPole-v1", *options, "--out", "run.h5")
+    result = job(None, "--env", "CartPole-v1", *options, "--out", "run.h5")
     assert result.code == 64 and "cannot be restarted one by one" in result.messages[0]
 
 

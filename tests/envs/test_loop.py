@@ -346,7 +346,7 @@ def test_final_observations_are_in_the_columns_of_the_caller():
     loop = LoopVectorEnv([test_envs.Reusing] * 2, autoreset_mode=SAME_STEP)
     layout = SlotLayout(loop.single_observation_space, 2, has_final_observations=True)
     columns = layout.columns(np.zeros(layout.nbytes, np.uint8), 2)
-    loop.write_to(columns)
+    loop.write_to([columns])
     loop.reset(seed=[5, 1])
     for _ in range(3):
         observations, _, terminations, _, infos = loop.step(np.full(2, 2))

@@ -107,8 +107,6 @@ def test_each_step_of_a_fragment_has_a_row_of_the_slot():
     exchange.columns.rewards[1, :, :2] = [[40, 41]] * 4
     assert exchange.take(exchange.columns.rewards, step=2).tolist() == [20, 21, 22, 40, 41]
     assert exchange.take(exchange.columns.rewards, np.array([4, 0]), 3).tolist() == [41, 30]
-    exchange.slot_bytes[1] = 255
-    assert exchange.marks[0, 1] == 0 and np.isnan(exchange.slot.rewards[1]).all()
 
 
 def test_the_roots_own_infos_need_no_message_and_are_taken_once():

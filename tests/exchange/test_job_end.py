@@ -61,7 +61,10 @@ sys.exit(3 * (envs is None))
 @pytest.mark.parametrize(("text", "expected"), [("", 3.0), ("7", 7.0), ("1m", 3.0), ("0", 3.0)])
 def test_the_time_to_end_is_what_the_user_says(monkeypatch: pytest.MonkeyPatch, text: str, expected: float):
     monkeypatch.setenv(job_end.END_VARIABLE, text)
+    monkeypatch.setattr(job_end.os, "getloadavg", lambda: (0.1, 0.0, 0.0))
     assert job_end.end_timeout_s(3.0) == expected
+    monkeypatch.setattr(job_end.os, "getloadavg", lambda: (4.0 * (job_end.os.cpu_count() or 1), 0.0, 0.0))
+    assert job_end.end_timeout_s(3.0) == (7.0 if text == "7" else 12.0)
 
 
 # Without a job: what would end this process is noted.

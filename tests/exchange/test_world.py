@@ -12,7 +12,7 @@ from mpi_rollout.errors import LaunchError
 from mpi_rollout.exchange import world
 from mpi_rollout.process import start
 
-VARIABLES = (*start.RANK_VARIABLES, *world._SIZE_VARIABLES, "SLURM_STEP_ID")
+VARIABLES = (*start.RANK_VARIABLES, *world._SIZE_VARIABLES, *world._LOCAL_SIZE_VARIABLES, "SLURM_STEP_ID")
 
 
 @pytest.fixture(autouse=True)
@@ -31,21 +31,21 @@ def test_each_launcher_says_the_rank_in_its_own_variable(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("variables", "claimed"),
+    ("variables", "claimed", "num_local"),
     [
-        ({}, (1, "")),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, (2, "OMPI_COMM_WORLD_SIZE")),
-        ({"OMPI_COMM_WORLD_SIZE": "many"}, (1, "")),
-        ({"PMI_SIZE": "4"}, (4, "PMI_SIZE")),
-        ({"SLURM_NTASKS": "4"}, (1, "")),
-        ({"SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, (4, "SLURM_NTASKS")),
-        ({"OMPI_COMM_WORLD_SIZE": "1", "PMI_SIZE": "3"}, (3, "PMI_SIZE")),
+        ({}, (1, ""), 1),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, (2, "OMPI_COMM_WORLD_SIZE"), 1),
+        ({"OMPI_COMM_WORLD_SIZE": "many"}, (1, ""), 1),
+        ({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "3"}, (4, "PMI_SIZE"), 3),
+        ({"SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}, (1, ""), 1),
+        ({"SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_ID": "0"}, (4, "SLURM_NTASKS"), 2),
+        ({"OMPI_COMM_WORLD_SIZE": "1", "PMI_SIZE": "3"}, (3, "PMI_SIZE"), 1),
     ],
 )
-def test_the_number_of_ranks_is_what_a_launcher_of_several_says(monkeypatch, variables: dict, claimed: tuple):
+def test_the_number_of_ranks_is_what_a_launcher_of_several_says(monkeypatch, variables, claimed, num_local):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert world.claimed_size() == claimed
+    assert (world.claimed_size(), world.claimed_local_size()) == (claimed, num_local)
 
 
 def test_a_process_without_mpi_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
@@ -55,7 +55,7 @@ def test_a_process_without_mpi_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch
     comm = world.comm_world()
     assert world.comm_world() is comm and capfd.readouterr().err.count("no MPI library, so this is one rank") == 1
     assert (comm.rank, comm.size) == (0, 1) and comm.Dup() is comm
-    assert (comm.bcast(5), comm.gather(5), comm.allgather(5)) == (5, [5], [5])
+    assert (comm.bcast(5), comm.gather(5)) == (5, [5])
 
 
 def fake_mpi(size: int, query: int = 3, is_main: bool = True) -> SimpleNamespace:

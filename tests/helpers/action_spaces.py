@@ -12,7 +12,7 @@ LEAVES = {
     "discrete": spaces.Discrete(3, start=-1),
     "discrete_one": spaces.Discrete(1),
     "discrete_256": spaces.Discrete(256),
-    "discrete_1000": spaces.Discrete(1000, start=5),
+    "discrete_257": spaces.Discrete(257, start=5),
     "multi_binary": spaces.MultiBinary((2, 2)),
     "multi_discrete": spaces.MultiDiscrete([2, 300, 1]),
     "multi_discrete_start": spaces.MultiDiscrete([[3, 4], [5, 6]], start=[[-7, 0], [2, 100]]),

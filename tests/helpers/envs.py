@@ -99,6 +99,15 @@ class Image(Counting):
         return PIXELS + np.uint8(start)  # Modulo 256.
 
 
+class LargeImage(Image):
+    """Frames of which a rank sends only a few at a time."""
+
+    observation_space = spaces.Box(0, 255, (200, 240, 3), np.uint8)
+
+    def observe(self):
+        return np.tile(super().observe(), (5, 5, 1))
+
+
 class Failing(Counting):
     """Fails in the way `how` in every step after the first `after`, all episodes counted."""
 
@@ -140,10 +149,10 @@ FAILURES = {
 }
 
 
-def on_rank(rank: int, how: str = "raise", after: int = 5, sleep_s: float = 0.0):
+def on_rank(rank: int, how: str = "raise", after: int = 5, sleep_s: float = 0.0, others_sleep_s: float = 0.0):
     """An env that fails on one rank only."""
     mine = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
-    return Failing(how, after, sleep_s) if mine == rank else Failing("raise", 10**9, sleep_s)
+    return Failing(how, after, sleep_s) if mine == rank else Failing("raise", 10**9, sleep_s or others_sleep_s)
 
 
 def different_space():

@@ -2,12 +2,14 @@
 
 As `fake_launcher`.  RATES is a JSON object of env steps per second by what a point calls its way, with the number of
 envs where these are more than 9; FAIL and HANG name one of these; LOG is a file that gets a line for each start.
+LUCKY names one whose first job is half as fast again.
 """
 
 import json
 import os
 import sys
 import time
+from pathlib import Path
 
 from fake_launcher import outcome
 
@@ -20,6 +22,7 @@ def main() -> None:
     options = [word.replace("=", " ") for option in named for word in words if word.startswith(option)]
     name = " ".join([f"-n {num_ranks}", *options])
     name += "".join(f" --num-envs {word[11:]}" for word in words if word.startswith("--num-envs=") and len(word) > 12)
+    is_first = "LUCKY" in os.environ and f"{name} --num-steps" not in Path(os.environ["LOG"]).read_text()
     given = dict(word.removeprefix("--").partition("=")[::2] for word in words)
     if "LOG" in os.environ:
         with open(os.environ["LOG"], "a") as log:
@@ -30,6 +33,7 @@ def main() -> None:
     if os.environ.get("HANG") == name:
         time.sleep(1000)
     rate = json.loads(os.environ["RATES"]).get(name, 1000.0)
+    rate *= 1.5 if is_first and os.environ["LUCKY"] == name else 1.0
     found = outcome(num_ranks, int(given["num-envs"]), int(given["num-steps"]))
     print(json.dumps(found | {"seconds": found["env_steps"] / rate, "limit": [(rate, LIMIT_PER_S)] * 5}))
 

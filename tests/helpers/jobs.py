@@ -6,7 +6,7 @@ This process never imports MPI.  A job that hangs is killed with all its process
 import atexit
 import os
 import pickle
-import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -31,12 +31,14 @@ from mpi_rollout.storage.untrusted import open_unmarked
 HELPERS = Path(__file__).parent
 CLONE = HELPERS.parents[1]
 PYTHON_PATH = f"{CLONE}:{HELPERS}"
+PYTHON = sys.executable  # In whose place a test may put another program.
 TIMEOUT_S = 300.0  # Other jobs share the cores, and the machine with others.
 GONE_S = 30.0
 QUICK = "MPI_ROLLOUT_TESTS_START_NOTHING"  # In the environment: a test that starts a job is skipped.
 CHEAP_STARTS = {  # Each rank spends a quarter less before its first line; no data and no message depend on it.
     "OMPI_MCA_pml": "ob1",  # Do not look for networks' own protocols: all ranks are on this machine.
     "OMPI_MCA_btl": "self,sm",
+    "OMPI_MCA_mpi_yield_when_idle": "1",  # Several jobs share the cores: a rank that waits lets others run.
     "OMP_NUM_THREADS": "1",  # Or numpy starts a thread on every core, and torch as many to share small sums.
 }
 LAUNCHER_FAILED = "The PMIx server's listener thread failed to start."
@@ -194,9 +196,9 @@ class Running:
 
 
 def processes_in(folder: Path) -> list[int]:
-    """The processes that run in a test's own folder, which are those of its jobs."""
+    """The processes that run in a test's own folder, which are those of its jobs; this one may be there as well."""
     found = []
-    for entry in Path("/proc").glob("[0-9]*"):
+    for entry in set(Path("/proc").glob("[0-9]*")) - {Path("/proc", str(os.getpid()))}:
         with suppress(OSError):
             if (entry / "cwd").readlink() == folder and (entry / "cmdline").read_bytes():  # Zombies have none.
                 found.append(int(entry.name))
@@ -256,9 +258,9 @@ def forking_ranks(python_path: str, *libraries: str) -> Path:
     It has imported those of these libraries too that are installed.
     """
     path = Path(tempfile.mkdtemp(prefix="ranks-")) / "socket"
-    installed = [name for name in libraries if find_spec(name.partition(".")[0])]
+    installed = [name for name in ("scipy.special", *libraries) if find_spec(name.partition(".")[0])]
     process = subprocess.Popen(
-        [sys.executable, str(HELPERS / "forking_ranks.py"), str(path), *installed], cwd=HELPERS,
+        [PYTHON, str(HELPERS / "forking_ranks.py"), str(path), *installed], cwd=HELPERS,
         env=job_environment(PYTHONPATH=python_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         start_new_session=True,
     )  # fmt: skip
@@ -270,7 +272,14 @@ def forking_ranks(python_path: str, *libraries: str) -> Path:
 
 def forked_python(python_path: str = PYTHON_PATH, *libraries: str) -> list[str]:
     """What runs a Python program as `sys.executable` does, in a fork of `forking_ranks`."""
-    return [sys.executable, "-I", "-S", str(HELPERS / "rank_of_fork.py"), str(forking_ranks(python_path, *libraries))]
+    return [PYTHON, "-I", "-S", str(HELPERS / "rank_of_fork.py"), str(forking_ranks(python_path, *libraries))]
+
+
+def write_forking_python(path: Path, python_path: str = PYTHON_PATH, *libraries: str) -> None:
+    """Write a program to be started in the place of `sys.executable`: all but its `-c` are forks."""
+    command = shlex.join(forked_python(python_path, *libraries))
+    path.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec {PYTHON} "$@"\nSTARTED_AS=$0 exec {command} "$@"\n')
+    path.chmod(0o755)
 
 
 @dataclass(frozen=True)
@@ -282,28 +291,6 @@ class Start:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-@cache
-def forking_parent() -> subprocess.Popen:
-    """The process that has imported everything, and forks for each start of a series; it ends with this one."""
-    return subprocess.Popen(
-        [sys.executable, str(HELPERS / "forked_starts.py")], cwd=HELPERS, env=job_environment(),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-
-
-def _await_series(folder: Path, timeout: float) -> None:
-    """Have a series run; fail the test if it takes longer than `timeout` seconds, or its parent cannot go on."""
-    parent = forking_parent()
-    print(folder, file=parent.stdin, flush=True)
-    has_answered, *_ = select.select([parent.stdout], [], [], timeout)
-    if not has_answered or not parent.stdout.readline():
-        os.killpg(parent.pid, signal.SIGKILL)
-        parent.wait()
-        forking_parent.cache_clear()
-        said = "".join(path.read_text() for path in sorted(folder.glob("*.err")))
-        pytest.fail(f"the series in {folder} did not end within {timeout} s\n{said}")
-
-
 class Job:
     """Starts the program on some ranks, in the test's own folder.
 
@@ -313,22 +300,29 @@ class Job:
     def __init__(self, folder: Path, forks: bool = True, libraries: Sequence[str] = ()):
         self.folder, self.forks, self.libraries = folder, forks, libraries
 
-    def command(self, num_ranks: int | None, *arguments: str) -> list[str]:
-        """The command for `python -m mpi_rollout`; `num_ranks` None is without mpiexec."""
-        return [*launcher(num_ranks), sys.executable, "-m", "mpi_rollout", *map(str, arguments)]
+    def command(self, num_ranks: int | None, *arguments: str, **extra: str) -> list[str]:
+        """The command for `python -m mpi_rollout` with these variables; `num_ranks` None is without mpiexec."""
+        return [*self._python(num_ranks, extra), "-m", "mpi_rollout", *map(str, arguments)]
+
+    def _python(self, num_ranks: int | None, extra: dict[str, str]) -> list[str]:
+        """What runs Python programs on these ranks.
+
+        Where these may be forks, they get the signals that are sent to their proxies, but SIGSTOP.
+        """
+        is_forked = self.forks and (num_ranks is None or ranks_may_fork()) and not extra.keys() & AT_START
+        python = forked_python(PYTHON_PATH, *self.libraries) if is_forked else [PYTHON]
+        return [*launcher(num_ranks), *python]
 
     def python(self, num_ranks: int | None, *program: object, timeout: float = TIMEOUT_S, **extra: str) -> Result:
-        """Run a Python program that no test signals: its processes may be forks."""
-        is_forked = self.forks and (num_ranks is None or ranks_may_fork()) and not extra.keys() & AT_START
-        python = forked_python(PYTHON_PATH, *self.libraries) if is_forked else [sys.executable]
-        return run_job([*launcher(num_ranks), *python, *map(str, program)], self.folder, timeout, **extra)
+        """Run a Python program to its end."""
+        return run_job([*self._python(num_ranks, extra), *map(str, program)], self.folder, timeout, **extra)
 
     def __call__(self, num_ranks: int | None, *arguments: str, timeout: float = TIMEOUT_S, **extra: str) -> Result:
         return self.python(num_ranks, "-m", "mpi_rollout", *arguments, timeout=timeout, **extra)
 
     def start(self, num_ranks: int | None, *arguments: str, **extra: str) -> Running:
         """Start without waiting for the end."""
-        return Running(self.command(num_ranks, *arguments), self.folder, **extra)
+        return Running(self.command(num_ranks, *arguments, **extra), self.folder, **extra)
 
     def collect(self, num_ranks: int | None, *arguments: str, out: str = "run.h5", **extra: str) -> Path:
         """Run to a good end; return the path of the file."""
@@ -336,30 +330,14 @@ class Job:
         assert result.code == 0, result.err
         return self.folder / out
 
-    def series(self, starts: Sequence[Start], timeout: float = TIMEOUT_S) -> list[Result]:
-        """Run the program on this process alone, one start after the other; they share the time for all imports."""
-        folder = self.folder / "series"
-        folder.mkdir()
-        listed = [
-            ([*map(str, each.arguments)], each.folder or self.folder, job_environment(**each.environment))
-            for each in starts
-        ]
-        (folder / "starts").write_bytes(pickle.dumps(listed))
-        began = time.monotonic()
-        _await_series(folder, timeout)
-        codes, seconds = pickle.loads((folder / "codes").read_bytes()), time.monotonic() - began
-        said = [[(folder / f"{n}.{name}").read_text() for name in ("out", "err")] for n in range(len(codes))]
-        shutil.rmtree(folder)
-        return [Result(code, out, err, seconds) for code, (out, err) in zip(codes, said, strict=True)]
-
-    def forked(self, *arguments: object, timeout: float = TIMEOUT_S, **extra: str) -> Result:
-        """Run the program on this process alone, as a series of one start."""
-        [result] = self.series([Start(arguments, environment=extra)], timeout)
-        return result
+    def series(self, starts: Sequence[Start]) -> list[Result]:
+        """Run the program on this process alone, one start after the other."""
+        jobs = [Job(start.folder or self.folder, libraries=self.libraries) for start in starts]
+        return [job(None, *start.arguments, **start.environment) for job, start in zip(jobs, starts, strict=True)]
 
     def start_script(self, num_ranks: int | None, code: str, **extra: str) -> Running:
         """Start a Python program of the test's own on some ranks; None is without mpiexec."""
-        return Running([*launcher(num_ranks), sys.executable, str(self._script(code))], self.folder, **extra)
+        return Running([*self._python(num_ranks, extra), str(self._script(code))], self.folder, **extra)
 
     def script(self, num_ranks: int | None, code: str, timeout: float = TIMEOUT_S, **extra: str) -> Result:
         """Run such a program to its end."""
@@ -373,8 +351,10 @@ class Job:
     def train(self, num_ranks: int | None, function: str, *arguments: Any, timeout: float = TIMEOUT_S) -> Any:
         """Run a function of `trainers` on all ranks to a good end; return what it returned on the root."""
         (self.folder / "arguments").write_bytes(pickle.dumps(arguments))
-        result = self.script(num_ranks, f"import trainers\ntrainers.main({function!r})\n", timeout)
+        code = f"import trainers\ntrainers.main({function!r})\n"
+        result = self.script(num_ranks, code, timeout, MPI_ROLLOUT_END_S="100")  # The root's data may be large.
         assert result.code == 0, result.err
+        self.err = result.err
         return pickle.loads((self.folder / "returned").read_bytes())
 
 
@@ -437,5 +417,7 @@ def files_in_ways(
         for name in runs
         for way, file in zip(ways[name], files[name], strict=True)
     ]
-    assert job.train(num_ranks, "runs", commands, num_rows) == [0] * len(commands)
+    codes = job.train(num_ranks, "runs", commands, num_rows)
+    failed = [" ".join(command) for command, code in zip(commands, codes, strict=True) if code]
+    assert not failed, f"{failed}: {job.err}"
     return files

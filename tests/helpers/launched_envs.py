@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -34,6 +35,33 @@ class Waiting(Counting):
         Path(f"stepping-{os.getpid()}").touch()
         while True:
             time.sleep(0.1)
+
+
+class Bomb:
+    """Raises where it is unpickled."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def __reduce__(self):
+        return self._raise, (self.error,)
+
+    @staticmethod
+    def _raise(error: Exception):
+        raise error
+
+
+class Saying(Counting):
+    """Its infos cannot be pickled, or unpickled where `error` is set."""
+
+    error: Exception | None = None
+
+    def step(self, action):
+        *outcome, _ = super().step(action)
+        return *outcome, {"word": Bomb(self.error) if self.error else threading.Lock()}
+
+    def hear(self, word):
+        return word
 
 
 class Halving:

@@ -47,6 +47,17 @@ class Masked(gymnasium.Env):
         return draws.integers(0, 2, 5, np.int8) * np.int8(self.number != 2)
 
 
+class Asked(Masked):
+    """Says its masks when it is asked, as sb3-contrib does it; its infos have none."""
+
+    def info(self):
+        super().info()
+        return {}
+
+    def action_masks(self):
+        return np.ones(5, np.bool_) if self.mask is None else self.mask.astype(np.bool_)
+
+
 class Wrongly(Masked):
     """Its masks are none."""
 

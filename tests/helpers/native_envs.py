@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from mpi_rollout.envs.rollout import RolloutColumns
+from mpi_rollout.envs.rollout import OUTCOME, RolloutColumns
 
 
 class Drift(VectorEnv):
@@ -113,6 +113,25 @@ class DriftOn(Drift):
         over = self._place > self._ends_at
         self._place[over] = 0
         return self._observe(), actions.astype(float), over, np.zeros(self.num_envs, bool), {}
+
+
+class RollingOn(DriftOn):
+    """Takes the same steps, many in one call."""
+
+    def rollout(self, actions: np.ndarray, columns: RolloutColumns) -> None:
+        for row, taken in enumerate(actions):
+            outcome = dict(zip(OUTCOME, self.step(taken), strict=False))
+            for name, array in columns.wanted().items():
+                array[row] = outcome[name]
+
+    def last_observations(self) -> np.ndarray:
+        return self._observe()
+
+
+class RollingDrift(Drift):
+    """Takes the steps of `Drift`, many in one call."""
+
+    rollout, last_observations = RollingOn.rollout, RollingOn.last_observations
 
 
 def drift_on(env_indices: range, seed: int) -> DriftOn:

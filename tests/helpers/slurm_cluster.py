@@ -64,7 +64,7 @@ SlurmdTimeout=10
 MinJobAge=3600
 # MPICH names its shared memory after job and step: no numbers of killed jobs, nor of another cluster at the same time
 FirstJobId={first_job}
-KillWait=20
+KillWait=60
 InactiveLimit=0
 ReturnToService=2
 JobRequeue=1

@@ -28,7 +28,7 @@ def stop_if(place: str) -> None:
     number = {"kill": signal.SIGKILL, "usr1": signal.SIGUSR1, "term": signal.SIGTERM}[how]
     if os.environ.get("STOP_PAUSE"):  # So that what was taken is committed, or written in part.
         time.sleep(float(os.environ["STOP_PAUSE"]))
-    os.kill(os.getpid(), number)
+    signal.raise_signal(number)  # To this thread: one of MPI's may be slow to take it.
 
 
 class Policy:
@@ -159,5 +159,5 @@ class Slow(Counting):
 def asked_early(rank: int) -> gymnasium.Env:
     """Make an env; on one rank somebody asks the run to stop meanwhile."""
     if rank == envs.RANK:
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
     return gymnasium.make("CartPole-v1")

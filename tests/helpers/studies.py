@@ -24,7 +24,7 @@ def start(job: Job, *arguments: str, **trouble: str) -> Running:
 
 def study(job: Job, *arguments: str, **trouble: str) -> Result:
     """Do such a study to its end."""
-    return job.forked(*_arguments(*arguments), LOG=str(job.folder / "log"), **trouble)
+    return job(None, *_arguments(*arguments), LOG=str(job.folder / "log"), **trouble)
 
 
 def started(job: Job) -> list[str]:

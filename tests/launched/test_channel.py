@@ -1,12 +1,16 @@
 """The line between a trainer and rank 0: who has not proved the key gets nothing, and nothing of it is unpickled."""
 
+import json
+import os
 import pickle
 import socket
 import stat
 import struct
 import threading
 from collections.abc import Iterator
-from multiprocessing.connection import Client, Connection
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +25,8 @@ from mpi_rollout.launched.channel import Channel, Meeting, call_trainer
 def meeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Meeting]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(channel, "PROOF_S", 1)
-    each = Meeting(is_local=False)
-    yield each
-    for listener in each.listeners:
-        listener.close()
+    with Meeting(is_local=False) as each:
+        yield each
 
 
 def met(meeting: Meeting, family: socket.AddressFamily) -> Connection | None:
@@ -50,6 +52,7 @@ def test_both_ends_send_values_and_arrays(meeting: Meeting, family: socket.Addre
     thread.join()
     assert ours is not None
     ends = Channel(ours), Channel(found[0])
+    assert not any(end.is_waiting for end in ends), "an exception of a signal handler would tear what is sent first"
     sent = {"array": np.arange(10.0), "function": lambda: 3}
     for this, that in (ends, ends[::-1]):
         this.send(sent)
@@ -64,38 +67,53 @@ def test_both_ends_send_values_and_arrays(meeting: Meeting, family: socket.Addre
 @pytest.mark.parametrize("says", ["nothing", "a wrong key", "a pickle", "much"])
 @pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
 def test_a_peer_without_the_key_is_sent_away(meeting: Meeting, family: socket.AddressFamily, says: str, tmp_path: Path):
-    Path(meeting.folder, channel.RANK_0).write_text("127.0.0.1")
     listener = next(each for each in meeting.listeners if each.family == family)
     address = listener.getsockname() if family == socket.AF_UNIX else ("127.0.0.1", listener.getsockname()[1])
     errors: list[BaseException] = []
 
-    def try_key() -> None:
+    def try_key(connection: Connection) -> None:
         try:
-            Client(address, {socket.AF_UNIX: "AF_UNIX", socket.AF_INET: "AF_INET"}[family], authkey=b"guess")
-        except Exception as error:
+            answer_challenge(connection, b"guess")
+        except AuthenticationError as error:
             errors.append(error)
 
-    if says == "a wrong key":
-        thread = threading.Thread(target=try_key)
-        thread.start()
-        assert met(meeting, family) is None
-        thread.join()
-        assert len(errors) == 1
-    else:
-        with socket.socket(family) as peer:
-            peer.connect(address)
+    with socket.socket(family) as peer:
+        peer.connect(address)
+        if family == socket.AF_INET:
+            Path(meeting.folder, channel.RANK_0).write_text("{}:{}".format(*peer.getsockname()))
+        if says == "a wrong key":
+            thread = threading.Thread(target=try_key, args=[Connection(os.dup(peer.fileno()))])
+            thread.start()
+        else:
             data = pickle.dumps(Mark()) if says == "a pickle" else b"x" * 5000
             peer.send(b"" if says == "nothing" else struct.pack("!i", len(data)) + data)
-            assert met(meeting, family) is None
+        assert met(meeting, family) is None
+        if says == "a wrong key":
+            thread.join()
+            assert len(errors) == 1
     assert not (tmp_path / "unpickled").exists()
 
 
 def test_another_host_than_that_of_rank_0_is_not_heard(meeting: Meeting):
     """It would have to prove the key, too: it is not even asked."""
-    Path(meeting.folder, channel.RANK_0).write_text("192.0.2.7")
+    Path(meeting.folder, channel.RANK_0).write_text("192.0.2.7:5")
     with socket.create_connection(("127.0.0.1", meeting.listeners[1].getsockname()[1])) as peer:
         assert met(meeting, socket.AF_INET) is None
         assert peer.recv(1) == b""
+
+
+def test_who_says_nothing_on_the_host_of_rank_0_keeps_it_waiting_no_time(meeting: Meeting):
+    """Else rank 0 would give up, whose own proof has to wait."""
+    path = Path(meeting.folder, channel.TRAINER)
+    path.write_text(path.read_text().replace('"host": "', '"host": "not '))
+    host = json.loads(path.read_text())["hosts"][0]
+    with socket.create_connection((host, meeting.listeners[1].getsockname()[1])), ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(call_trainer, meeting.folder)
+        while not Path(meeting.folder, channel.RANK_0).read_text():
+            pass
+        assert met(meeting, socket.AF_INET) is None
+        assert met(meeting, socket.AF_INET) is not None
+        calling.result().close()
 
 
 def test_only_the_user_can_read_the_key(meeting: Meeting):

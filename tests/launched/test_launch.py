@@ -3,9 +3,11 @@
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -15,12 +17,22 @@ from envs import Agreeing, Nested, on_rank
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
-from jobs import Job, Running, are_gone, assert_same_bytes, datasets, job_environment, processes_in
-from launched_envs import Halving, Interrupting
+from jobs import (
+    Job,
+    Running,
+    are_gone,
+    assert_same_bytes,
+    datasets,
+    job_environment,
+    ranks_may_fork,
+    write_forking_python,
+)
+from launched_envs import Bomb, Halving, Interrupting, Saying
 from oracle import differences, facts_of, record, resets_of
 
 import mpi_rollout
-from mpi_rollout.errors import ActionError, LaunchError, RankError, RankLost, RolloutError, UsageError
+from mpi_rollout.core.spaces import leaves
+from mpi_rollout.errors import ActionError, DataError, LaunchError, RankError, RankLost, RolloutError, UsageError
 from mpi_rollout.launched import vector_env
 from mpi_rollout.launched.vector_env import LaunchedVectorEnv
 from mpi_rollout.process.launcher import find_launcher
@@ -29,15 +41,24 @@ NOT_HERE = Path(__file__).parents[1] / "helpers" / "launcher_elsewhere.py"
 
 
 @pytest.fixture(autouse=True)
-def launching(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def launching(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[None]:
     """Launch from the test's folder.  Afterwards no process of a job is left, and none of its files."""
     for name, value in job_environment().items():
         monkeypatch.setenv(name, value)
+    if ranks_may_fork():
+        python = tmp_path_factory.mktemp("forks") / "python"
+        write_forking_python(python)
+        monkeypatch.setattr(vector_env, "sys", SimpleNamespace(executable=str(python), path=sys.path))
     if "job" not in request.fixturenames:  # Which ends what runs in that folder.
         monkeypatch.chdir(tmp_path)
     yield
     monkeypatch.undo()
-    assert processes_in(tmp_path) == []
+    assert are_gone(tmp_path)
     assert [*tmp_path.glob(".mpi_rollout-*")] == []
 
 
@@ -83,7 +104,7 @@ def use_policy(envs: mpi_rollout.MPIVectorEnv) -> list[dict[str, Any]]:
 
 
 @pytest.mark.any_mpi
-@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.mpi(2)
 def test_policies_parameters_and_recordings_are_those_of_connect(num_ranks: int, tmp_path: Path):
     with mpi_rollout.connect("CartPole-v1", 6, policy=Halving, record="connected.h5") as envs:
         expected = use_policy(envs)
@@ -103,6 +124,16 @@ def test_between_hosts_it_gives_the_same(num_ranks: int):
     make = partial(gymnasium.make, "CartPole-v1")
     assert differences(record(envs, 30), record(SyncVectorEnv([make] * 5), 30)) == []
     del envs  # Which ends the job: none is left after a test.
+
+
+@pytest.mark.mpi(1)
+def test_one_array_is_no_action_of_several(num_ranks: int):
+    """Rank 0 would take the others from the step before."""
+    first = leaves(Nested.action_space)[0]
+    with launch(Nested, 5, num_ranks) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ActionError, match="cannot be read"):
+            envs.step(np.zeros((5, *first.shape), first.dtype))
 
 
 @pytest.mark.any_mpi
@@ -142,6 +173,26 @@ def test_an_env_that_fails_is_an_error_as_of_connect_and_the_envs_go_on(num_rank
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.mpi(1)
+@pytest.mark.parametrize("is_near", [True, False])
+def test_what_cannot_be_pickled_is_an_error_and_the_envs_go_on(num_ranks: int, is_near: bool):
+    launcher = None if is_near else [sys.executable, str(NOT_HERE), find_launcher()]
+    refused = partial(pytest.raises, DataError, match=r"must be picklable: .*; of infos, name those that are wanted")
+    with launch(Saying, 4, num_ranks, launcher=launcher) as envs:
+        for error in (ValueError("no"), FileNotFoundError(2, "no", "x"), EOFError("no")):
+            envs.reset(seed=0)
+            with refused():
+                envs.call("hear", Bomb(error))
+            envs.set_attr("error", [error] * 4)
+            with refused():
+                envs.step(np.full(4, 3))
+        envs.set_attr("error", [None] * 4)
+        for use in (partial(envs.step, np.full(4, 3)), partial(envs.call, "hear", threading.Lock())):
+            with refused():
+                use()
+        assert envs.reset(seed=0)[0].shape == (4, 4) and envs.call("hear", 5) == (5,) * 4
+
+
 @pytest.mark.mpi(2)
 def test_a_job_that_dies_is_an_error_of_each_call_with_the_ranks_message(num_ranks: int, capfd: pytest.CaptureFixture):
     with launch(on_rank, 4, num_ranks, env_kwargs={"rank": 1, "after": 2, "how": "os_exit"}) as envs:
@@ -158,6 +209,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "an argument that there is not": ({"n_envs": 4}, TypeError, r"launch\(\) got .*'n_envs'; did you mean num_envs\?"),
     "a communicator": ({"comm": None}, TypeError, r"launch\(\) got an unexpected keyword argument 'comm'"),
     "no ranks": ({"num_ranks": 0}, UsageError, "num_ranks must be a whole number of at least 1, got 0"),
+    "no time": ({"timeout_s": float("nan")}, UsageError, "timeout_s must be more than 0 s and at most 1e.06, got nan"),
     "more ranks than envs": ({"num_ranks": 9}, UsageError, "9"),
     "an option that cannot work": ({"wait": "maybe"}, UsageError, "wait must be one of auto, spin, sleep, got maybe"),
     "a program that there is not": ({"launcher": "mpirum -x"}, LaunchError, "there is no program mpirum; module load"),
@@ -174,6 +226,9 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "a launcher that starts one": (
         {"launcher": "sh -c 'shift; exec \"$@\"'"}, LaunchError, "must take -n 2, got 1 rank",
+    ),
+    "a name that no program can have": (
+        {"launcher": ["sh", "a\0"], "num_ranks": 1}, ValueError, "embedded null byte",
     ),
     "an env that there is not": ({"env": "CartPool-v1"}, UsageError, "CartPool"),
     "an id of no module": ({"env": "casual_envs:Nothing-v0"}, RolloutError, "Nothing"),
@@ -224,8 +279,10 @@ def test_after_an_interrupt_the_envs_go_on(
 @pytest.mark.mpi(2)
 def test_envs_that_do_not_come_back_are_closed_all_the_same(num_ranks: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(vector_env, "GRACE_S", 0.1)
+    monkeypatch.setattr(vector_env, "num_usable_cores", lambda: num_ranks)
     kwargs = [{"trainer": os.getpid(), "times": 2 * (env == 3), "go": "never"} for env in range(4)]
     with launch(Interrupting, 4, num_ranks, env_kwargs=kwargs) as envs:
+        assert envs._channel.spin_s == 0, "the ranks need all cores"
         envs.reset(seed=0)
         envs.step(np.full(4, 3))
         with pytest.raises(KeyboardInterrupt):
@@ -236,6 +293,7 @@ def test_envs_that_do_not_come_back_are_closed_all_the_same(num_ranks: int, monk
 TRAINER = """
 import os, sys, threading
 from pathlib import Path
+from types import SimpleNamespace
 import mpi_rollout
 from launched_envs import Waiting
 from envs import Counting
@@ -268,7 +326,7 @@ def trainer(job: Job) -> Callable[[str, int], Running]:
     return lambda how, num_ranks: job.start_script(None, TRAINER.format(how=how, num_ranks=num_ranks))
 
 
-@pytest.mark.mpi(1, 2)
+@pytest.mark.mpi(2)
 def test_a_trainer_that_is_killed_ends_its_job(trainer, num_ranks: int, tmp_path: Path):
     """Its ranks complete the file if they wait for it, and end too where an env does not come back."""
     for how in ("waiting", "stepping"):

@@ -8,9 +8,9 @@ from action_spaces import INF, LEAVES, batch
 from envs import Nested
 from gymnasium import spaces
 
-from mpi_rollout.config import ACTION_MODES as MODES
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.errors import ActionError
+from mpi_rollout.options import ACTION_MODES as MODES
 from mpi_rollout.policies.action_check import ActionReader
 
 

@@ -1,7 +1,7 @@
 """Policies that are asked in blocks: what they give an env depends on nothing but that env."""
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from gymnasium import spaces
 from mpi_rollout.core.spaces import leaves, tree_of
 from mpi_rollout.errors import ActionError
 from mpi_rollout.policies.blocks import BlockPolicy
+from mpi_rollout.policies.memory import kept
 from mpi_rollout.policies.model import made_model
 from mpi_rollout.policies.sampling import Uniforms
 
@@ -20,8 +21,12 @@ TORQUE, PUSH = spaces.Box(-2, 2, (1,)), spaces.Discrete(2)
 CUTS = [[1], [64], [10, 70, 71, 128]]
 
 
-def policy_of(policy: Any, *space: spaces.Space, block: int = 64, seed: int = 0) -> BlockPolicy:
-    return BlockPolicy(made_model(policy, "it"), *space, block, seed)
+def policy_of(policy: Any, *space: spaces.Space, num_envs: int = 300, **options: Any) -> BlockPolicy:
+    return policies_of(policy, *space, cuts=[range(num_envs)], **options)[0]
+
+
+def policies_of(policy: Any, *space: spaces.Space, cuts: list[range], **options: Any) -> list[BlockPolicy]:
+    return [BlockPolicy(made_model(policy, "it"), *space, envs, **options) for envs in cuts]
 
 
 def slices(cuts: list[int], num_envs: int) -> list[range]:
@@ -32,9 +37,9 @@ def slices(cuts: list[int], num_envs: int) -> list[range]:
 @pytest.mark.parametrize("cuts", CUTS)
 def test_a_row_has_the_same_bits_whichever_rows_are_asked_for(cuts: list[int], block: int):
     observations = np.random.default_rng(1).normal(size=(300, 3)).astype(np.float32)
-    policy = policy_of(Steering(), PENDULUM, TORQUE, block=block)
-    whole = policy(observations, range(300), 0).actions
-    parts = [policy(observations[envs.start : envs.stop], envs, 0).actions for envs in slices(cuts, 300)]
+    whole = policy_of(Steering(), PENDULUM, TORQUE, block=block)(observations, 0).actions
+    policies = policies_of(Steering(), PENDULUM, TORQUE, cuts=slices(cuts, 300), block=block)
+    parts = [policy(observations[policy.envs.start : policy.envs.stop], 0).actions for policy in policies]
     assert whole.shape == (300, 1) and whole.tobytes() == np.concatenate(parts).tobytes()
 
 
@@ -47,7 +52,8 @@ def test_a_block_is_filled_up_with_zeros_and_with_the_indices_of_its_envs():
             return env_indices % 2
 
     given = np.repeat(np.arange(60, 66, dtype=np.float32)[:, np.newaxis], 4, axis=1)
-    assert policy_of(Looking(), CARTPOLE, PUSH)(given, range(60, 66), 0).actions.tolist() == [0, 1, 0, 1, 0, 1]
+    [policy] = policies_of(Looking(), CARTPOLE, PUSH, cuts=[range(60, 66)])
+    assert policy(given, 0).actions.tolist() == [0, 1, 0, 1, 0, 1]
 
 
 def test_rows_of_no_env_are_zero_again_where_the_model_has_written_to_them():
@@ -58,9 +64,9 @@ def test_rows_of_no_env_are_zero_again_where_the_model_has_written_to_them():
             return env_indices % 2
 
     seen: list[np.ndarray] = []
-    policy = policy_of(Writing(), CARTPOLE, PUSH)
+    [policy] = policies_of(Writing(), CARTPOLE, PUSH, cuts=[range(60, 66)])
     for _ in range(2):
-        policy(np.full((6, 4), 5, np.float32), range(60, 66), 0)
+        policy(np.full((6, 4), 5, np.float32), 0)
     assert [batch.sum() for batch in seen] == [80.0, 40.0] * 2
 
 
@@ -73,7 +79,7 @@ def test_a_model_may_give_the_same_memory_again():
             self.actions[...], self.values[...] = env_indices // 64, env_indices
             return self.actions, {"value": self.values}
 
-    acted = policy_of(Frugal(), CARTPOLE, PUSH)(np.zeros((100, 4), np.float32), range(100), 0)
+    acted = policy_of(Frugal(), CARTPOLE, PUSH, num_envs=100)(np.zeros((100, 4), np.float32), 0)
     assert acted.actions.tolist() == [0] * 64 + [1] * 36 and acted.extras[0].tolist() == [*range(100)]
 
 
@@ -82,17 +88,18 @@ def test_draws_and_extras_depend_on_seed_env_and_step(cuts: list[int]):
     observations = np.zeros((300, 4), np.float32)
     steps = (0, 5, 63, 64, 130)
     policy, other = policy_of(Sampling(), CARTPOLE, PUSH), policy_of(Sampling(), CARTPOLE, PUSH, seed=1)
-    whole = [policy(observations, range(300), step) for step in steps]
+    whole = [policy(observations, step) for step in steps]
+    policies = policies_of(Sampling(), CARTPOLE, PUSH, cuts=slices(cuts, 300))
     for step, expected in zip(reversed(steps), reversed(whole), strict=True):
-        parts = [policy(observations[envs.start : envs.stop], envs, step) for envs in slices(cuts, 300)]
+        parts = [part(observations[part.envs.start : part.envs.stop], step) for part in policies]
         assert np.array_equal(np.concatenate([part.actions for part in parts]), expected.actions)
         for place, leaf_shape in enumerate([(), (2,)]):
             column = np.concatenate([part.extras[place] for part in parts])
             assert column.shape == (300, *leaf_shape) and np.array_equal(column, expected.extras[place])
     drawn = [acted.actions.tobytes() for acted in whole]
-    assert len({*drawn, *(other(observations, range(300), step).actions.tobytes() for step in steps)}) == 10
+    assert len({*drawn, *(other(observations, step).actions.tobytes() for step in steps)}) == 10
     other.seed(0)
-    assert other(observations, range(300), 5).actions.tobytes() == drawn[1]
+    assert other(observations, 5).actions.tobytes() == drawn[1]
 
 
 def test_uniforms_are_uniform_and_forgotten():
@@ -117,8 +124,20 @@ def test_trees_keep_their_nesting():
                 assert np.array_equal(leaf.of(given)[: len(rows)], array[rows])
             return tree_of(actor, [np.full((64, *leaf.shape), 1, leaf.dtype) for leaf in leaves(actor)])
 
-    actions = policy_of(Echo(), space, actor)(tree_of(space, observations), range(70), 0).actions
+    actions = policy_of(Echo(), space, actor, num_envs=70)(tree_of(space, observations), 0).actions
     assert [leaf.of(actions).shape for leaf in leaves(actor)] == [(70, *leaf.shape) for leaf in leaves(actor)]
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_a_state_is_copied_and_keeps_its_types():
+    state = Pair(np.zeros((3, 2)), [np.ones(3), {"a": (np.ones(3), None)}])
+    copied = kept(state, 3)
+    state.first[...] = 5
+    assert isinstance(copied, Pair) and not copied.first.any() and isinstance(copied.second[1]["a"], tuple)
 
 
 @pytest.mark.parametrize(
@@ -142,4 +161,4 @@ def test_what_fits_no_block_is_refused(given: Any, extras: dict, problem: str):
     policy = Acting(lambda *_: given)
     policy.extras = extras
     with pytest.raises(ActionError, match=problem):
-        policy_of(policy, CARTPOLE, PUSH)(np.zeros((5, 4), np.float32), range(5), 0)
+        policy_of(policy, CARTPOLE, PUSH, num_envs=5)(np.zeros((5, 4), np.float32), 0)

@@ -1,5 +1,6 @@
 """Which kind a policy's file is, and files that are none."""
 
+import os
 import re
 import sys
 from hashlib import sha256
@@ -111,10 +112,12 @@ def test_files_of_torch_need_trust(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("folder.zip", "Is a directory"), ("no.zip", "No such file or directory")]
+    ("name", "message"),
+    [("folder.zip", "Is a directory"), ("pipe.zip", "it is a pipe"), ("no.zip", "No such file or directory")],
 )
 def test_a_file_that_cannot_be_read_is_refused(name: str, message: str, tmp_path: Path):
     (tmp_path / "folder.zip").mkdir()
+    os.mkfifo(tmp_path / "pipe.zip")
     with assert_refused(f"cannot read this file: {message}"):
         read_source(str(tmp_path / name), "deterministic", is_trusted=False)
 

@@ -14,7 +14,6 @@ from policy_files import load_sb3 as load
 
 from mpi_rollout.errors import ActionError
 from mpi_rollout.policies.blocks import BlockPolicy
-from mpi_rollout.policies.memory import Shown
 
 pytestmark = pytest.mark.skipif(find_spec("sb3_contrib") is None, reason="pip install sb3-contrib")
 
@@ -54,7 +53,12 @@ def made(case: str) -> tuple[Any, bytes]:
 
 def asked(case: str, mode: str = "deterministic", is_trusted: bool = False) -> BlockPolicy:
     model = load(made(case)[1], *CASES[case][2:4], mode, is_trusted)
-    return BlockPolicy(model, *CASES[case][2:4], block=ROWS)
+    return BlockPolicy(model, *CASES[case][2:4], range(ROWS), block=ROWS)
+
+
+def acted(policy: BlockPolicy, observations: Any, step: int, starts: np.ndarray, infos: dict[str, np.ndarray]) -> Any:
+    policy.view.resume(np.where(starts, step, -1), step, infos)
+    return policy(observations, step).actions
 
 
 def starts_of(step: int) -> np.ndarray:
@@ -67,7 +71,7 @@ def test_a_recurrent_policy_acts_bit_for_bit_as_predict_does(case: str, is_trust
     for step in range(12):
         observations, starts = batch(CASES[case][2], ROWS), starts_of(step) if step else np.ones(ROWS, bool)
         expected, state = made(case)[0].predict(observations, state, starts, deterministic=True)
-        got = policy(observations, range(ROWS), step, Shown(starts, {})).actions
+        got = acted(policy, observations, step, starts, {})
         assert got.dtype == expected.dtype and got.tobytes() == expected.tobytes()
         seen.append(got)
     assert case == "shared" or (seen[0] != seen[-1]).any()  # By its state: what it sees is the same.
@@ -82,11 +86,11 @@ def test_a_policy_with_masks_acts_bit_for_bit_as_predict_does(case: str):
     infos = {"action_mask": masks, "_action_mask": has_mask}
     given = masks.astype(bool) | ~has_mask[:, None]
     expected, _ = made(case)[0].predict(observations, deterministic=True, action_masks=given)
-    got = policy(observations, range(ROWS), 0, Shown(np.ones(ROWS, bool), infos)).actions
+    got = acted(policy, observations, 0, np.ones(ROWS, bool), infos)
     assert got.dtype == expected.dtype and got.tobytes() == expected.tobytes()
     assert (got != made(case)[0].predict(observations, deterministic=True)[0]).any()
     with pytest.raises(ActionError, match="needs the info 'action_mask', got lives; store it too"):
-        policy(observations, range(ROWS), 0, Shown(np.ones(ROWS, bool), {"lives": has_mask}))
+        acted(policy, observations, 0, np.ones(ROWS, bool), {"lives": has_mask})
 
 
 @pytest.mark.parametrize("case", ["LSTM", "layers", "masks"])
@@ -103,7 +107,7 @@ def test_draws_are_distributed_as_those_of_predict(case: str):
     for step in range(60):
         starts = np.full(ROWS, step % 3 == 0)
         actions, state = model.predict(observations, state, starts, deterministic=False, **more)
-        ours.append(policy(observations, range(ROWS), step, Shown(starts, infos)).actions)
+        ours.append(acted(policy, observations, step, starts, infos))
         theirs.append(actions)
     if infos:
         assert set(np.unique(ours)) == {0, 2, 3}

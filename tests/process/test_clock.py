@@ -16,8 +16,11 @@ from mpi_rollout.process.clock import (
     ASK_EVERY_S,
     LEAST_MARGIN_S,
     PHASES,
+    WORDS,
     Clock,
     Deadline,
+    Spent,
+    losses,
     process_start,
     seconds_of,
 )
@@ -38,6 +41,24 @@ def test_each_phase_gets_the_time_since_the_last_lap_and_a_restart_gives_it_to_n
     clock.restart()
     assert clock.lap("wait") == 1.0 and clock.now == 21.0
     assert {phase: s for phase, s in clock.seconds.items() if s} == {"policy": 1.0, "step": 2.0, "wait": 1.0}
+
+
+def test_losses_are_those_since_the_last_asking_and_add_up_to_one():
+    spent, phases = Spent(in_lockstep=True), dict.fromkeys(PHASES, 1.0)
+    spent.losses(9.0, 2.0, 3.0, phases)
+    new = spent.losses(10.0, 7.0, 9.0, phases | {"policy": 2.0})
+    assert new == pytest.approx({"envs": 0.5, "imbalance": 0.1, "exchange": 0.3, "policy": 0.1, "write": 0.0})
+    new = spent.losses(8.0, 15.0, 19.0, phases | {"policy": 2.0})  # A fragment that began before the last asking.
+    assert new == pytest.approx({"envs": 0.8, "imbalance": 0.2, "exchange": 0.0, "policy": 0.0, "write": 0.0})
+
+
+def test_out_of_lockstep_losses_are_the_roots():
+    found = losses(10.0, 9.0, 9.0, dict.fromkeys(PHASES, 1.0) | {"step": 5.0}, in_lockstep=False)
+    assert found == pytest.approx({"envs": 0.5, "exchange": 0.3, "policy": 0.1, "write": 0.1})
+
+
+def test_each_phase_that_is_a_part_of_a_run_has_a_word():
+    assert {*WORDS, "other"} == {*PHASES}
 
 
 @pytest.mark.parametrize(

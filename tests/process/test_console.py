@@ -177,10 +177,11 @@ def test_a_trainer_keeps_its_stdin(job: Job, num_ranks: int):
 
 def test_lines_are_broken_between_words_in_a_narrow_terminal_only(monkeypatch: pytest.MonkeyPatch):
     lines = ["short", "versions      " + "python 3.11, " * 12, "  path        " + "x" * 100]
-    monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: os.terminal_size((80, 24)))
+    monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: os.terminal_size((40, 24)))
     broken = fitted(lines)
-    assert broken[0] == "short" and broken[-1].endswith("x" * 100) and all(len(line) <= 80 for line in broken[:-1])
-    assert broken[2].startswith(" " * 14 + "p") and " ".join(broken).split() == " ".join(lines).split()
+    assert broken[0] == "short" and broken[-1].endswith("x" * 100) and all(len(line) <= 40 for line in broken[:-1])
+    assert broken[2].startswith(" " * 14 + "p") and fitted(lines, 4)[2].startswith(" " * 4 + "p")
+    assert " ".join(broken).split() == " ".join(lines).split()
 
     def refuse(descriptor: int) -> os.terminal_size:
         raise OSError("it is a pipe")

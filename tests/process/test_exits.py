@@ -5,8 +5,6 @@ import pytest
 from jobs import Job
 from stopped_runs import HOST, OUT, kwargs
 
-pytestmark = pytest.mark.full_start
-
 SHORT = ("--num-envs", "6", "--num-steps", "20", "--progress", "none", *OUT)
 WHAT = "an env, a policy or a library called"
 
@@ -15,6 +13,7 @@ def departing(how: str, rank: int) -> tuple[str, ...]:
     return "--env-factory", "exiting_envs:Departing", *kwargs(how=how, rank=rank), *SHORT
 
 
+@pytest.mark.full_start
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize(("how", "rank"), [("os._exit(0)", 0), ("exit()", 1), ("MPI.Finalize()", 1)])
 def test_a_call_that_would_end_a_rank_ends_the_job_with_an_error(job: Job, num_ranks: int, how: str, rank: int):
@@ -30,6 +29,7 @@ def test_a_policy_that_would_end_the_process_ends_the_job_with_an_error(job: Job
     assert result.messages == [f"rank 0 ({HOST}): {WHAT} os._exit(0) before the run was over; the job ends"]
 
 
+@pytest.mark.full_start
 @pytest.mark.mpi(2)
 def test_processes_that_envs_fork_end_alone_with_their_own_code(job: Job, num_ranks: int):
     small = ("--num-envs", str(num_ranks), "--num-steps", "2", "--progress", "none")
@@ -61,6 +61,7 @@ print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
 
+@pytest.mark.full_start
 @pytest.mark.mpi(2)
 def test_processes_that_a_trainer_forks_touch_no_mpi(job: Job, num_ranks: int):
     result = job.script(num_ranks, FORKING_TRAINER)
@@ -102,6 +103,7 @@ with mpi_rollout.connect(Forking, 2) as envs:
     assert (result.code, result.out) == (0, "([True, True], [True, True])\n"), result.err
 
 
+@pytest.mark.full_start
 @pytest.mark.mpi(2)
 def test_a_trainer_that_has_closed_stderr_and_leaves_without_its_envs_ends_all_ranks(job: Job, num_ranks: int):
     program = """

@@ -94,3 +94,13 @@ def test_no_envs_are_refused_that_memory_holds(monkeypatch: pytest.MonkeyPatch):
         host.check_num_envs(8, 2)
     monkeypatch.setenv(host.ANY_SIZE, "1")
     host.check_num_envs(8, 2)
+
+
+def test_ranks_share_the_cores_of_their_host_unless_their_launcher_bound_them(monkeypatch: pytest.MonkeyPatch):
+    launcher = 7
+    cores = {0: range(4), launcher: range(4)}
+    monkeypatch.setattr(host.os, "getppid", lambda: launcher)
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: {*cores[pid]})
+    assert [host.share_of_cores(num_local) for num_local in (1, 3, 5)] == [4, 1, 1]
+    cores[launcher] = range(8)
+    assert host.share_of_cores(5) == 4

@@ -1,12 +1,15 @@
 """Signals to ranks while a trainer has their envs: the root's are for the trainer, those of the others do nothing."""
 
+import ctypes
 import os
 import signal
+import threading
+import time
 
 import pytest
 from jobs import Job, processes_in
 
-pytestmark = pytest.mark.full_start
+from mpi_rollout.process.interrupts import unheeded
 
 BEGIN = """
 import os, signal, sys
@@ -239,3 +242,20 @@ thread.join()
 """
     result = job.script(None, BEGIN + program)
     assert result.out.startswith("MPI was started for one thread only (mpi4py.rc.thread_level is funneled)"), result.err
+
+
+def test_a_signal_that_does_nothing_does_not_interrupt_c_code_either():
+    """A read of C is one such call: after a signal it would return -1."""
+    before, main, (reader, writer) = signal.getsignal(signal.SIGINT), threading.get_ident(), os.pipe()
+
+    def disturb() -> None:
+        time.sleep(0.05)
+        signal.pthread_kill(main, signal.SIGINT)
+        time.sleep(0.05)
+        os.write(writer, b"x")
+
+    with unheeded():
+        threading.Thread(target=disturb).start()
+        num_read = ctypes.CDLL(None).read(reader, ctypes.create_string_buffer(1), 1)
+    assert num_read == 1 and signal.getsignal(signal.SIGINT) is before
+    os.close(reader), os.close(writer)

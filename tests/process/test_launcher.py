@@ -7,6 +7,8 @@ import pytest
 from jobs import Job, Running, are_gone, processes_in, run_job
 from stopped_runs import OUT, kwargs
 
+pytestmark = pytest.mark.full_start
+
 SHORT = ("--num-envs", "6", "--num-steps", "20", "--progress", "none", *OUT)
 
 

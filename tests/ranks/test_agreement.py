@@ -25,7 +25,7 @@ def test_a_rank_that_never_starts_mpi_ends_the_job_in_time(job: Job, num_ranks: 
 @pytest.mark.mpi(2)
 def test_a_rank_that_runs_another_mpi_program_ends_the_job_in_time(job: Job, num_ranks: int):
     command = job.command(1, *SHORT)
-    result = run_job([*command, ":", "-n", "1", command[command.index("-m") - 1], "-c", OTHER], job.folder)
+    result = run_job([*command, ":", "-n", "1", *command[3 : command.index("-m")], "-c", OTHER], job.folder)
     message = f"rank 0 ({HOST}): rank 1 has not called python -m mpi_rollout run within 3 s; call it on all ranks"
     assert result.code == 78 and result.messages == [f"{message}, or give them more time by --start-timeout-s"]
 

@@ -15,13 +15,14 @@ from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
 from mpi_rollout.errors import SameEnvError, UsageError
 from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.options import SharedOptions
 from mpi_rollout.ranks.set_up import (
     EnvFacts,
     Plan,
     assemble,
     can_be_pickled,
-    check_batch_size,
     describe_spec,
+    divided,
     make_rank_envs,
     unwatched_by_gc,
 )
@@ -62,23 +63,13 @@ def test_envs_that_compile_do_it_when_they_are_made(is_read: bool):
     assert compiled == [is_read] * 2
 
 
-LOCKSTEP, READY = Division(6, 3), Division(6, 3, root_envs=0, first_ready=True)
+READY = Division(6, 3, root_envs=0, first_ready=True)
 
 
-@pytest.mark.parametrize(
-    ("division", "batch_size", "message"),
-    [
-        (LOCKSTEP, 2, "must be 1 unless ranks are served as ready, got 2"),
-        (READY, 3, "must be 1 to 2, the ranks that step envs, got 3"),
-        (READY, 0, "must be 1 to 2, the ranks that step envs, got 0"),
-        (READY, 1.0, r"must be 1 to 2, the ranks that step envs, got 1\.0"),
-    ],
-)
-def test_as_many_ranks_can_be_awaited_as_step_envs_and_no_other_number(division, batch_size, message: str):
-    check_batch_size(division, 1)
-    check_batch_size(READY, 2)
-    with pytest.raises(UsageError, match=message):
-        check_batch_size(division, batch_size)
+def test_as_many_ranks_can_be_awaited_as_step_envs():
+    assert divided(SharedOptions(batch_size=2, root_envs=0), 6, 3) == READY
+    with pytest.raises(UsageError, match="must be 1 to 2, the ranks that step envs, got 3"):
+        divided(SharedOptions(batch_size=3, root_envs=0), 6, 3)
 
 
 def test_a_rank_without_envs_knows_nothing_of_them():
@@ -87,7 +78,9 @@ def test_a_rank_without_envs_knows_nothing_of_them():
 
 
 def test_the_fingerprint_has_the_spaces():
-    first, second = (make_rank_envs(Plan(EnvMaker(make), LOCKSTEP), 1).fingerprint() for make in (Counting, Other))
+    first, second = (
+        make_rank_envs(Plan(EnvMaker(make), Division(6, 3)), 1).fingerprint() for make in (Counting, Other)
+    )
     assert first.keys() == second.keys() == {"the observation space", "the action space"}
     assert [name for name in first if first[name] != second[name]] == ["the action space"]
 
@@ -143,6 +136,12 @@ def test_native_envs_share_a_generator():
 def test_wrong_infos_are_refused_before_envs_are_made():
     with pytest.raises(UsageError, match="infos must be"):
         make_rank_envs(Plan(EnvMaker(pytest.fail), Division(1, 1), infos=3), 0)
+
+
+def test_an_env_that_is_seeded_once_does_not_know_that_its_infos_were_looked_at():
+    plan = Plan(EnvMaker(Counting, has_episode_seeds=False), Division(2, 1), 3, infos="all", keeps_infos=True)
+    rank_envs = make_rank_envs(plan, 0)
+    assert rank_envs.facts.infos == {"step": "int64"} and [env.episode for env in rank_envs.envs[0].envs] == [-1, -1]
 
 
 def test_objects_of_now_are_not_watched_for_some_time():

@@ -10,6 +10,7 @@ import pytest
 from envs import Counting, Failing, Nested, Stumbling
 from gymnasium import spaces
 from masked_envs import Masked
+from native_envs import Drift, DriftOn, RollingDrift, RollingOn
 from single_rank import driver_of
 
 from mpi_rollout.core.layout import FAULT, RESTARTED, UNDONE
@@ -20,7 +21,9 @@ from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.policies.random import RandomPolicy
 
 NATIVE = {"make": "CartPole-v1", "vectorization_mode": "vector_entry_point"}
-WAYS = {"loop": {"make": Counting}, "nested": {"make": Nested}, "native": NATIVE}
+ROLLING = {"make": RollingDrift, "vectorization_mode": "native"}
+WAYS = {"loop": {"make": Counting}, "nested": {"make": Nested}, "native": NATIVE, "rolling": ROLLING}
+STEPPED = {RollingDrift: Drift, RollingOn: DriftOn}  # What takes the same steps one by one.
 
 
 def begun(room: int = 1, make: Callable[..., object] | str = Counting, **options: Any) -> Driver:
@@ -63,11 +66,11 @@ def assert_same(rows: list[list[np.ndarray]], expected: list[list[np.ndarray]]) 
 
 
 @pytest.mark.parametrize("is_chosen", [False, True], ids=["root", "workers"])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_fragment_gives_what_as_many_steps_give(way: str, is_chosen: bool):
-    driver = begun(**WAYS[way])
+@pytest.mark.parametrize("way", [*WAYS.values(), ROLLING | {"make": RollingOn}], ids=[*WAYS, "same step"])
+def test_a_fragment_gives_what_as_many_steps_give(way: dict[str, Any], is_chosen: bool):
+    driver = begun(**way | {"make": STEPPED.get(way["make"], way["make"])})
     expected = [take(driver, 1, step)[0] for step in range(30)]
-    driver = begun(room=9, **WAYS[way])
+    driver = begun(room=9, **way)
     rows = []
     for num_steps in (9, 1, 4, 9, 7):
         rows += take(driver, num_steps, len(rows), is_chosen)

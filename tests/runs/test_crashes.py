@@ -1,9 +1,10 @@
 """What a run has acknowledged as committed survives a SIGKILL at every single one of its writes.
 
-killer.c kills before the n-th write, or in its middle; crash_at_every_write.py runs and looks, for every n or, where a
-write is torn or fails, or chunks are compressed, for every second one.  A write
-of data may be torn anywhere.  One of metadata is read as it was before where its checksum proves what that was (see
-`storage.torn`).  Elsewhere HDF5 refuses what it describes, at once and without handing out anything wrong.
+killer.c kills before the n-th write, or in its middle; crash_at_every_write.py runs and looks, for every n.  Where a
+write is torn, or chunks are compressed, it takes every third one, and of those that fail some every second one.
+
+A write of data may be torn anywhere.  One of metadata is read as it was before where its checksum proves what that was
+(see `storage.torn`).  Elsewhere HDF5 refuses what it describes, at once and without handing out anything wrong.
 
 Linux looks for a SIGKILL between the pages of a write, not within one: of the writes of metadata, some hundred bytes
 each, only those that cross the end of a page can be torn so.  A loss of power can tear any.

@@ -95,7 +95,7 @@ def test_any_number_of_ranks_gives_the_same(alone, job: Job, num_ranks: int, kin
 
 @pytest.mark.any_mpi
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["resets", "nan"])
 def test_a_run_that_was_interrupted_goes_on_to_the_same(alone, job: Job, num_ranks: int, kind: str):
     """Faults come again in no episode that is over; the running ones are taken again, with what they will do."""
     arguments = (*arguments_of(kind), "--policy", "seeded_faults:act", "--out")
@@ -173,8 +173,7 @@ def test_an_env_that_does_not_even_close_hinders_nothing(job: Job, closing: str,
     assert (len(faults_of(job.folder / "run.h5")) > 1) == (when == "restart")
 
 
-@pytest.mark.parametrize("where", ["step", "reset"])
-@pytest.mark.parametrize("most", ["0", "10"])
+@pytest.mark.parametrize(("where", "most"), [("step", "0"), ("reset", "10")])
 def test_an_env_that_fails_when_its_episode_is_taken_again_is_lost_and_the_run_goes_on(job: Job, where: str, most: str):
     kwargs = ("--env-kwargs", json.dumps({"where": where}), "--max-env-restarts", most, "--policy", "seeded_faults:act")
     sizes = ("--num-envs", "3", "--num-steps", "40", "--seed", "3")
@@ -221,7 +220,7 @@ def test_options_that_cannot_work_are_refused(job: Job):
 
 
 @pytest.mark.any_mpi
-@pytest.mark.mpi(1, 2)
+@pytest.mark.mpi(2)
 @pytest.mark.parametrize("infos", ["all", "none", {"lives": int}], ids=["all", "none", "columns"])
 def test_a_trainer_goes_on_and_is_told(job: Job, num_ranks: int, infos):
     ended = job.train(num_ranks, "past_failing_envs", infos)

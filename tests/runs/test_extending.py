@@ -9,6 +9,8 @@ from jobs import Job, Start, assert_same_bytes, datasets
 
 from mpi_rollout.storage import ownership
 
+pytestmark = pytest.mark.any_mpi
+
 ENVS = ("--num-envs", "6", "--progress", "none")
 RUN = ("--env-factory", "stopping_envs:Paced", *ENVS, "--out", "run.h5")
 WHOLE = 400
@@ -25,7 +27,6 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.any_mpi
 def test_an_extended_file_has_the_bytes_of_a_run_that_was_asked_for_all_at_once(job, whole, num_ranks):
     part, longer = (job.series([Start((*RUN, *steps(n)))])[0] for n in (13, 200))
     assert (part.code, longer.code) == (0, 0), longer.err

@@ -1,4 +1,4 @@
-"""Runs of natively vectorized envs: the same bytes on any ranks where they promise it, after a stop too."""
+"""Runs of natively vectorized envs, and of envs that are seeded once: the same bytes on any ranks, after a stop too."""
 
 import re
 from importlib.util import find_spec
@@ -6,6 +6,8 @@ from importlib.util import find_spec
 import h5py
 import pytest
 from jobs import Collected, Job, assert_same_bytes, collected_in_ways, datasets
+
+pytestmark = pytest.mark.any_mpi
 
 NATIVE = ("--vectorization-mode", "native", "--num-envs", "7", "--num-steps", "100")
 RUNS = {
@@ -19,8 +21,9 @@ RUNS = {
     "factory": ("--env-factory", "native_envs:drift", *NATIVE),
     "same step": ("--env-factory", "native_envs:drift_on", *NATIVE),
     "jax": ("--env-factory", "jax_envs:hops", *NATIVE),
+    "seeded once": ("--env", "CartPole-v1", "--no-episode-seeds", "--num-envs", "7", "--num-steps", "100"),
 }
-BY_HISTORY = {"envpool", "factory", "same step"}  # They promise ENV.
+BY_HISTORY = {"envpool", "factory", "same step", "seeded once"}  # They promise ENV.
 NEEDS = {"kernel": "numba", "envpool": "envpool", "ale": "ale_py", "jax": "jax"}
 WAYS = [(), ("--fragment-length", "1"), ("--fragment-length", "7", "--batch-size", "1", "--policy-on", "workers")]
 QUIET = ("--wait", "sleep", "--progress", "none")
@@ -62,9 +65,9 @@ def test_a_run_is_extended_by_its_episodes_or_by_its_history(job: Job, collected
     taken = re.search(r"took (\d+) steps? again", result.err)
     assert result.code == 0 and taken and (int(taken[1]) == 47) == (name in BY_HISTORY)
     assert_same_bytes(datasets(job.folder / "run.h5"), datasets(collected(1)[name][0]))
-    replayed = job.forked("verify", "--replay", "5", "run.h5", "--trust")
+    replayed = job(None, "verify", "--replay", "5", "run.h5", "--trust")
     assert replayed.code == 0 and "every byte the same" in replayed.out
-    assert ("5 episodes of" in replayed.out) == (name not in BY_HISTORY)
+    assert ("5 episodes, " in replayed.out) == (name not in BY_HISTORY)
 
 
 @pytest.mark.mpi(2)
@@ -84,11 +87,10 @@ def test_envs_that_do_not_come_back_are_refused(job: Job, num_ranks: int):
     result = job(num_ranks, *changed, "--num-steps", "20", *QUIET, "--out", "run.h5")
     assert result.code == 65 and "env 0 did not reproduce step 0" in result.err
     assert (job.folder / "run.h5").read_bytes() == before
-    replayed = job.forked("verify", "--replay", "1", "run.h5", "--trust")
+    replayed = job(None, "verify", "--replay", "1", "run.h5", "--trust")
     assert replayed.code == 65 and "env 0 differs in row 0" in replayed.err
 
 
-@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_a_slice_of_the_wrong_size_is_refused_on_all_ranks(job: Job, num_ranks: int):
     result = job(num_ranks, "--env-factory", "native_envs:too_few", "--vectorization-mode", "native", "--num-envs", "9")

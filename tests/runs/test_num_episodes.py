@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from jobs import Collected, Job, Start, assert_same_bytes, collected_in_ways, datasets
 
+pytestmark = pytest.mark.any_mpi
+
 MOODY = ("--env-factory", "seeded_faults:Moody", "--max-env-restarts", "1000")
 COUNTING = ("--env-factory", "stopping_envs:Counting", "--num-envs", "5", "--seed", "5")
 RUNS = {  # What is run, and the number of episodes.
@@ -35,9 +37,7 @@ NUM_ROWS = 16  # Steps in a block: the last episode ends in one of many.
 
 
 def ways_of(name: str, num_ranks: int | None) -> list[tuple[str, ...]]:
-    """In which ways a run is done.  Where ranks are ahead of each other, an env that fails may end the run before."""
-    ways = WAYS[: {None: 2, 1: 3, 2: 4, 3: 5}[num_ranks]]
-    return [(*MANY, *way) for way in ways if name != "fails later" or way != ("--batch-size", "1")]
+    return [(*MANY, *way) for way in WAYS[: {None: 2, 1: 3, 2: 4, 3: 5}[num_ranks]]]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,6 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.mpi(1, 2, 3)
-@pytest.mark.any_mpi
 def test_the_data_are_those_of_so_many_steps_however_ranks_work_together(collected, bounded, num_ranks):
     for name, (_, number) in RUNS.items():
         expected = datasets(bounded[name])
@@ -81,6 +80,21 @@ def test_the_data_are_those_of_so_many_steps_however_ranks_work_together(collect
                 assert file["faults"][...]["step"].tolist() == other["faults"][...]["step"].tolist()
                 assert sum(file["throughput/intervals"]["env_steps"][-1:]) <= file["throughput"].attrs["env_steps"]
                 assert file["throughput"].attrs["env_steps"] == other["throughput"].attrs["env_steps"]
+
+
+@pytest.mark.mpi(2, 3)
+def test_a_rank_that_is_ahead_may_fail_in_steps_that_do_not_count(job: Job, num_ranks):
+    plain = "--num-envs", "7", "--num-steps", "50", "--num-episodes", "26"
+    assert job(None, "--env-factory", "envs:Counting", *plain, "--out", "plain.h5").code == 0
+    kwargs = json.dumps({"rank": 1, "after": 20, "others_sleep_s": 0.01})  # Rank 1 fails when others begin.
+    failing = "--env-factory", "envs:on_rank", "--env-kwargs", kwargs, *plain
+    groups = *failing, "--num-groups", "2", "--fragment-length", "20"  # The first fails in step 23, the other is at 20.
+    ahead = *failing, "--batch-size", "1", "--fragment-length", "8"
+    for name, run in {"groups": groups, "ahead": ahead}.items():
+        assert job(num_ranks, *run, "--out", f"{name}.h5").code == 0
+        assert_same_bytes(datasets(job.folder / f"{name}.h5"), datasets(job.folder / "plain.h5"))
+    failed = job(num_ranks, *ahead, "--out", "failed.h5", "--num-episodes", "90")
+    assert failed.code == 70 and failed.err.count("Traceback") == 1 and "diverged; the 23 steps before" in failed.err
 
 
 def test_readers_take_the_file_for_what_it_is(collected, job: Job):
@@ -138,7 +152,6 @@ def test_a_complete_file_is_extended_by_more_and_never_cut(job: Job):
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.any_mpi
 def test_a_run_that_was_stopped_counts_the_episodes_that_its_file_has(job: Job, num_ranks: int):
     """Also where the last of them had ended, and only the file had to be closed."""
     run = (*RUN, "--policy", "stopping_envs:counting", "--num-steps", "1000", "--num-episodes", "33")

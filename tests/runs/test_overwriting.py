@@ -11,6 +11,8 @@ from jobs import Job, Start, assert_same_bytes, datasets
 
 from mpi_rollout.storage.ownership import lock
 
+pytestmark = pytest.mark.any_mpi
+
 ENVS = ("--num-envs", "6", "--progress", "none")
 RUN = ("--env-factory", "stopping_envs:Paced", *ENVS, "--out", "run.h5", "--num-steps")
 OVER = "--overwrite"
@@ -21,7 +23,6 @@ def digest(path: Path) -> str:
 
 
 @pytest.mark.mpi(1, 2, 3)
-@pytest.mark.any_mpi
 def test_a_complete_file_is_replaced_by_one_of_another_run(job: Job, num_ranks: int):
     job.collect(None, *RUN, "20", "--seed", "1")
     assert job(num_ranks, *RUN, "10", OVER, "--json").code == 0

@@ -6,7 +6,10 @@ import re
 import h5py
 import numpy as np
 import pytest
+import recurrent_policies
 from jobs import Collected, Job, Result, Start, assert_same_bytes, collected_in_ways, datasets
+
+pytestmark = pytest.mark.any_mpi
 
 RUNS = {
     "draws": (
@@ -117,14 +120,22 @@ WRONG = {
     "without_extras": (65, r"step 0: the policy must give actions and a dict of value, got ndarray"),
     "absent": (64, r"module 'block_policies' has no attribute 'absent'"),
     "not_a_number": (65, r"step 5: the policy's action for env 3, component \[0\] must be .*, got nan"),
+    "no_state": (65, r"takes state, and must return actions, state as a tuple of 2, got ndarray"),
+    "many": (65, r"must return actions, state as a tuple of 2, got a tuple of 3"),
+    "axis": (65, r"state must have arrays of 64 envs on the first axis, got one of shape \(1, 9, 4\)"),
+    "forgetful": (64, r"takes state, and must also take episode_starts"),
+    "allowing": (64, r"takes infos, and nobody asks the envs .* give --store-infos"),
+    "allowed": (64, r"allowed takes infos, and nobody asks the envs .* give --store-infos"),
 }
 
 
 def run_of_wrong(policy: str, place: str) -> tuple[str, ...]:
     env = "Pendulum-v1" if policy == "not_a_number" else "CartPole-v1"
     run = ("--env", env, "--num-envs", "9", "--num-steps", "50", "--policy-on", place, "--progress", "none")
-    run += ("--policy", f"block_policies:{policy}.make_policy", "--out", f"{policy}-{place}.h5")
-    return run if policy == "not_a_number" else (*run, "--store-extras")
+    module = "recurrent_policies" if hasattr(recurrent_policies, policy) else "block_policies"
+    name = policy if policy == "allowed" else f"{policy}.make_policy"
+    run += ("--policy", f"{module}:{name}", "--out", f"{policy}-{place}.h5")
+    return run if policy in ("not_a_number", "allowed") else (*run, "--store-extras")
 
 
 def assert_refused(result: Result, policy: str) -> None:
@@ -133,13 +144,14 @@ def assert_refused(result: Result, policy: str) -> None:
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("policy", ["outside", "raising", "no_policy", "without_extras"])
+@pytest.mark.parametrize("policy", ["outside", "raising", "no_policy", "without_extras", "axis", "allowing"])
 def test_a_wrong_policy_of_the_ranks_ends_the_run_in_one_line(job: Job, num_ranks: int, policy: str):
     assert_refused(job(num_ranks, *run_of_wrong(policy, "workers")), policy)
 
 
 def test_a_wrong_policy_ends_the_run_of_one_process_in_one_line(job: Job):
     cases = [(policy, place) for policy in WRONG for place in ("root", "workers")]
+    cases.remove(("allowed", "workers"))  # A callable.
     results = job.series([Start(run_of_wrong(*case)) for case in cases])
     for result, (policy, _) in zip(results, cases, strict=True):
         assert_refused(result, policy)

@@ -21,20 +21,19 @@ RUNS = {
 # Under another MPI, tests/collect/test_collector.py compares the files of 1, 2 and 3 ranks in every way to exchange.
 pytestmark = pytest.mark.any_mpi
 
-FEW_ON_ROOT = {
-    "dedicated root": ("--root-envs", "0"),
-    "one on the root": ("--root-envs", "1"),
-    "one on the root, async": ("--root-envs", "1", "--batch-size", "1"),
+FEW_ON_ROOT = {  # Which share of the root a run is tried with: tests/collect/test_collector.py has more of them.
+    "CartPole": ("--root-envs", "1", "--batch-size", "1"),
+    "Nested": ("--root-envs", "0"),
+    "Image": ("--root-envs", "1"),
+    "policy that looks": ("--root-envs", "0"),
+    "many blocks": ("--root-envs", "1", "--batch-size", "1"),
 }
-OTHERS = {"few envs": ("--num-envs", "3"), "few steps": ("--num-steps", "20")}  # The last of an option counts.
-
-WAYS = {"": (), **FEW_ON_ROOT, **OTHERS}
-PLACE = {way: place for place, way in enumerate(WAYS)}
+FEW_ENVS, FEW_STEPS = ("--num-envs", "3"), ("--num-steps", "20")  # The last of an option counts.
 
 
-def ways_of(_name: str, num_ranks: int | None) -> list[tuple[str, ...]]:
+def ways_of(name: str, num_ranks: int | None) -> list[tuple[str, ...]]:
     """What is collected on some ranks besides the runs as they are."""
-    return list(WAYS.values())[: {2: 6, 3: 4}.get(num_ranks, 1)]
+    return [(), *{2: [FEW_ENVS, FEW_STEPS], 3: [FEW_ON_ROOT[name]]}.get(num_ranks, [])]
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +47,15 @@ def test_rank_count_does_not_change_the_data(collected: Collected, num_ranks: in
     assert_same_bytes(datasets(collected(num_ranks)[name][0]), datasets(collected(None)[name][0]))
 
 
-@pytest.mark.mpi(2, 3)
-@pytest.mark.parametrize("variant", FEW_ON_ROOT)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize("name", RUNS)
-def test_the_share_of_the_root_does_not_change_the_data(collected: Collected, num_ranks: int, name: str, variant: str):
-    assert_same_bytes(datasets(collected(num_ranks)[name][PLACE[variant]]), datasets(collected(None)[name][0]))
+def test_the_share_of_the_root_does_not_change_the_data(collected: Collected, num_ranks: int, name: str):
+    assert_same_bytes(datasets(collected(num_ranks)[name][1]), datasets(collected(None)[name][0]))
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_more_envs_do_not_change_the_data_of_the_first_ones(collected: Collected, name: str):
-    few, many = datasets(collected(2)[name][PLACE["few envs"]]), datasets(collected(None)[name][0])
+    few, many = datasets(collected(2)[name][1]), datasets(collected(None)[name][0])
     many["/episodes"] = many["/episodes"][many["/episodes"]["env_index"] < 3]
     for column in few.keys() - {"/episodes"}:
         many[column] = np.ascontiguousarray(many[column][:, :3])
@@ -66,7 +64,7 @@ def test_more_envs_do_not_change_the_data_of_the_first_ones(collected: Collected
 
 @pytest.mark.parametrize("name", RUNS)
 def test_more_steps_do_not_change_the_first_ones(collected: Collected, name: str):
-    few, many = datasets(collected(2)[name][PLACE["few steps"]]), datasets(collected(None)[name][0])
+    few, many = datasets(collected(2)[name][2]), datasets(collected(None)[name][0])
     assert len(few["rewards"]) == 20
     for column in few.keys() - {"/episodes"}:
         assert few[column].tobytes() == many[column][: len(few[column])].tobytes(), column

@@ -27,7 +27,7 @@ from mpi_rollout.storage.status import read_status
 
 pytestmark = pytest.mark.full_start
 
-STEPS = 450  # Of 139 kB.  A block of 9 MB is full, and can be committed, after 64.
+STEPS = 340  # Of 139 kB.  A block of 9 MB is full, and can be committed, after 64.
 RUN = ("--env-factory", "stopping_envs:Paced", "--num-steps", str(STEPS), *ENVS, "--num-envs", "24")
 RUN += ("--policy", "stopping_envs:counting")
 PACE = {"PACE_S": "0.001"}
@@ -88,7 +88,7 @@ def assert_no_leak(mapped: set[Path], is_cleaned: bool) -> None:
 # --- Processes
 
 
-@pytest.mark.mpi(3)
+@pytest.mark.mpi(2)
 @pytest.mark.parametrize("victim", ["worker", "root", "launcher"])
 def test_after_a_sigkill_all_are_gone_soon_and_the_same_command_continues(job, expected, num_ranks, victim):
     run = start(job, num_ranks)
@@ -105,12 +105,11 @@ def test_after_a_sigkill_all_are_gone_soon_and_the_same_command_continues(job, e
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_crash_in_c_code_shows_the_stack_with_the_rank(job, num_ranks, rank):
-    result = job(num_ranks, *fails("segfault", rank))
+def test_a_crash_in_c_code_shows_the_stack_with_the_rank(job, num_ranks):
+    result = job(num_ranks, *fails("segfault", rank=1))
     assert result.code != 0 and are_gone(job.folder)
     assert "Fatal Python error: Segmentation fault" in result.err
-    assert "in string_at" in result.err and f'File "rank {rank} ({HOST})"' in result.err
+    assert "in string_at" in result.err and f'File "rank 1 ({HOST})"' in result.err
 
 
 @pytest.mark.mpi(2)
@@ -125,19 +124,6 @@ def test_a_worker_that_stands_still_for_a_while_is_waited_for(job, expected, num
     result = run.finish()
     assert result.code == 0 and result.messages == []
     assert_same_bytes(datasets(job.folder / "run.h5"), expected)
-
-
-@pytest.mark.mpi(3)
-def test_ctrl_c_in_a_terminal_ends_the_job_and_the_same_command_continues(job, expected, num_ranks):
-    """The terminal signals the launcher and what is in its process group; Open MPI then ends the ranks by itself."""
-    run = start(job, num_ranks)
-    before = committed(job.folder / "run.h5.part")
-    os.killpg(run.pid, signal.SIGINT)
-    result = run.finish()
-    assert are_gone(job.folder) and result.num_tracebacks == 0
-    assert result.code == 75 if is_hydra() else result.code != 0
-    assert before <= committed(job.folder / "run.h5.part") < STEPS
-    assert_continued(job, num_ranks, expected)
 
 
 # --- File systems
@@ -185,11 +171,25 @@ def peak_bytes(pid: int) -> int:
     return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
 
 
+def test_who_asks_twice_is_not_made_to_wait_for_a_disk_that_stands_still(job, disk):
+    run = job.start(None, *RUN, *OUT, **PACE, LD_PRELOAD=disk, DISK_FAULT="stuck")
+    run.wait_until(lambda: committed(job.folder / "run.h5.part"))
+    (job.folder / "stuck").touch()
+    run.wait_until(lambda: is_idle(run.pid))
+    for _ in range(2):
+        os.kill(run.pid, signal.SIGTERM)
+        time.sleep(1.2)
+    result = run.finish(20.0)
+    assert result.code == 75 and result.num_tracebacks == 0
+    assert [message for message in result.messages if "interrupted" in message] == result.messages[-1:]
+    assert job(None, "verify", "run.h5.part").code == 0
+
+
 def is_idle(pid: int) -> bool:
     """Whether a process hardly ran for a second: one that steps its sleeping envs wakes up a thousand times."""
     before = num_wakes(pid)
     time.sleep(1.0)
-    return num_wakes(pid) - before < 100
+    return num_wakes(pid) - before < 300
 
 
 def num_wakes(pid: int) -> int:
@@ -200,7 +200,7 @@ def num_wakes(pid: int) -> int:
 
 @pytest.mark.mpi(2)
 def test_a_disk_that_stands_still_makes_the_run_wait_and_not_the_memory_grow(job, expected, disk, num_ranks):
-    """The run has 62 MB, its three blocks 27 MB."""
+    """The run has 47 MB, its three blocks 27 MB."""
     stuck = job.folder / "stuck"
     run = job.start(num_ranks, *RUN, *OUT, "--json", **PACE, LD_PRELOAD=disk, DISK_FAULT="stuck")
     run.wait_until(lambda: committed(job.folder / "run.h5.part"))

@@ -13,7 +13,7 @@ from jobs import WHOLE, Result, assert_same_bytes, datasets, processes_in
 from stopped_runs import ENVS, OUT, PACED, assert_begins, kwargs, outputs
 from written_data import written
 
-from mpi_rollout.config import RolloutConfig
+from mpi_rollout.config import RolloutConfig, read_config
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError
 from mpi_rollout.policies.sources import sha256_of
@@ -24,7 +24,6 @@ from mpi_rollout.storage.ownership import lock, make_locked
 from mpi_rollout.storage.same_run import check_same_run
 from mpi_rollout.storage.status import refuse_running
 from mpi_rollout.storage.untrusted import open_unmarked
-from mpi_rollout.stored_config import read_config
 
 
 @pytest.fixture
@@ -172,7 +171,7 @@ def test_only_a_complete_file_with_fewer_steps_is_extended(
 def test_a_run_that_drew_other_random_actions_is_not_continued(policy, version, num_steps, is_complete, is_refused):
     before = RolloutConfig(env="CartPole-v1", num_steps=num_steps if not is_complete else 10, policy=policy)
     now, stored = replace(before, num_steps=num_steps), {"config": before.to_json(), "policy_sha256": ""}
-    stored |= {"version": version, "complete": is_complete}
+    stored |= {"version": version, "recorded": False, "complete": is_complete}
     if is_refused:
         with pytest.raises(UsageError, match=r"run\.h5 was begun by a version of mpi_rollout that draws other random"):
             check_same_run(now, stored, "run.h5")
@@ -184,7 +183,13 @@ def test_a_run_goes_on_with_the_policy_file_that_it_began_with(tmp_path: Path):
     policy = tmp_path / "policy.zip"
     policy.write_bytes(b"weights")
     config = RolloutConfig(env="CartPole-v1", policy=str(policy))
-    stored = {"config": config.to_json(), "policy_sha256": sha256_of(str(policy)), "version": 2, "complete": False}
+    stored = {
+        "config": config.to_json(),
+        "policy_sha256": sha256_of(str(policy)),
+        "version": 2,
+        "recorded": False,
+        "complete": False,
+    }
     assert check_same_run(config, stored, "run.h5") is False
     policy.write_bytes(b"other weights")
     with pytest.raises(
@@ -255,7 +260,7 @@ def test_a_damaged_file_is_not_continued(tmp_path: Path):
 )
 def test_another_run_is_refused_with_what_can_be_done_about_the_file(changes: dict, is_complete: bool, words: str):
     before = RolloutConfig(env="CartPole-v1", num_envs=1, num_steps=10)
-    stored = {"config": before.to_json(), "version": 2, "complete": is_complete}
+    stored = {"config": before.to_json(), "version": 2, "recorded": False, "complete": is_complete}
     with pytest.raises(UsageError, match=r"run\.h5 is of another run: ") as error:
         check_same_run(replace(before, **changes), stored, "run.h5")
     assert words in str(error.value) and ("extend" in str(error.value)) == ("extend" in words)

@@ -8,7 +8,7 @@ import pytest
 from written_data import LARGE_ROWS, NUM_STEPS, Feed, ending, quiet, written
 
 from mpi_rollout.storage.checked_file import checked
-from mpi_rollout.storage.chunks import FileWriter
+from mpi_rollout.storage.chunks import FileDatasets
 from mpi_rollout.storage.recovery import copy_prefix, recover, schema_of
 from mpi_rollout.storage.schema import leaf_datasets
 
@@ -41,8 +41,9 @@ def test_a_continued_run_keeps_the_throughput_of_earlier_starts(killed: Path):
 
 
 def test_a_recovered_file_has_the_throughput_of_the_run_that_was_killed(killed: Path):
-    out = str(killed.with_name("new.h5"))
-    recover(quiet, str(killed), out, f"{out}.new")
+    out, signs = str(killed.with_name("new.h5")), list[str]()
+    recover(signs.append, str(killed), out, f"{out}.new")
+    assert sum("rewards and ends" in sign for sign in signs) == 2  # For the new /episodes, and to verify them.
     assert intervals_of(out) == INTERVALS
     with h5py.File(out) as file:
         totals = file["throughput"].attrs
@@ -71,7 +72,7 @@ def test_lost_envs_are_truncated_and_faulted_in_the_last_step_that_is_kept(tmp_p
         before = file["trajectories/truncations"][:num_steps]
         with schema_of(file).create(str(tmp_path / "new.h5"), swmr_mode=False) as new:
             with checked(str(source), quiet, num_steps) as checks:
-                copy_prefix(checks, FileWriter(new), lost={1: 5})
+                copy_prefix(checks, FileDatasets(new), lost={1: 5})
             after, faults = new["trajectories/truncations"][:num_steps], new["faults"][...]
             rows = new["episodes"][...]
     before[-1, 1] = True

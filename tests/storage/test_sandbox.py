@@ -14,6 +14,8 @@ from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageErro
 from mpi_rollout.storage import sandbox
 from mpi_rollout.storage.sandbox import BLOCKED_SIGNALS, CRASH_SIGNALS, MEMORY_NBYTES, MEMORY_PER_BYTE, in_sandbox
 
+pytestmark = pytest.mark.full_start
+
 STOPPED = """
 from mpi_rollout.errors import RolloutError
 from mpi_rollout.storage.sandbox import in_sandbox

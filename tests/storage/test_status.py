@@ -47,6 +47,7 @@ def test_it_says_how_each_start_ended(job: Job, num_ranks):
     assert complete["host"] == os.uname().nodename and datetime.fromisoformat(complete["updated"]).tzinfo
 
 
+@pytest.mark.full_start
 def test_while_a_run_goes_on_it_says_so_and_by_which_process(job: Job):
     arguments = ("--env-factory", "stopping_envs:Slow", *RUN[2:4], "--num-steps", "100000", *RUN[6:])
     run = job.start(None, *arguments)

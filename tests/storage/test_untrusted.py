@@ -43,6 +43,14 @@ def test_a_file_that_was_made_to_harm_is_refused(tmp_path: Path, whole: dict[str
         assert words in refused(reader, path)
 
 
+def test_a_list_of_chunks_that_claims_more_than_its_file_has_is_not_read(tmp_path: Path, whole: dict[str, Path]):
+    path = Path(shutil.copy(whole["complete"], tmp_path))
+    with h5py.File(path, "r+") as file:
+        file["chunks"].resize(2**22, axis=0)
+    for reader in READERS:
+        assert "chunks claims 4,194,304 rows" in refused(reader, path)
+
+
 def test_one_damaged_byte_in_what_a_run_has_left_does_not_hang(job: Job, whole: dict[str, Path]):
     """HDF5 in SWMR mode takes it for a byte that is about to be written, and tries again for minutes."""
     with h5py.File(whole["running"], libver="latest", swmr=True) as file:

@@ -20,8 +20,9 @@ from written_data import IMAGES, LARGE_ROWS, PLAIN, RESULTS, SMALL, Feed, digest
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import StorageError, UsageError
+from mpi_rollout.storage import writer as writing
 from mpi_rollout.storage.checked_file import CheckedFile, checked
-from mpi_rollout.storage.chunks import FileWriter
+from mpi_rollout.storage.chunks import FileDatasets
 from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.untrusted import open_unmarked
 
@@ -74,7 +75,14 @@ def test_a_file_holds_what_went_in(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_when_steps_are_handed_over_does_not_change_the_file(tmp_path: Path, seed: int):
+def test_when_steps_are_handed_over_and_who_writes_them_does_not_change_the_file(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+):
+    """With seed 1 a thread writes all, with seed 2 it writes in turn with the caller."""
+    monkeypatch.setattr(writing, "JUDGED_S", 0.25 if seed == 0 else 0.0)
+    monkeypatch.setattr(writing, "COSTLY", 0.0)
+    monkeypatch.setattr(writing, "THREAD_S", 64.0 if seed == 1 else 1e-4)
+    monkeypatch.setattr(writing, "MOST_THREAD_S", 64.0 if seed == 1 else 1e-4)
     draws = random.Random(seed)
     handed_over = set(draws.sample(range(60), 12))
     write(Feed(seed=seed), tmp_path / "some.h5", 2 ** draws.randrange(1, 5), 60, handed_over)
@@ -82,6 +90,38 @@ def test_when_steps_are_handed_over_does_not_change_the_file(tmp_path: Path, see
     assert_same_bytes(contents(tmp_path / "some.h5"), contents(tmp_path / "none.h5"))
     with h5py.File(tmp_path / "some.h5") as some, h5py.File(tmp_path / "none.h5") as none:
         assert some["episodes"][...].tobytes() == none["episodes"][...].tobytes()
+
+
+def test_a_thread_writes_only_where_the_caller_would_take_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+    monkeypatch.setattr(writing, "perf_counter", lambda: now[0])
+    writer = Feed().writer(tmp_path / "run.h5", 4)
+    append, writes = writer._file.append, list[bool]()
+
+    def submit(number: int, stepped_s: float, takes_s: float) -> None:
+        def note(block: Block, num_rows: int) -> None:
+            writes.append(threading.current_thread() is threading.main_thread())
+            now[0] += takes_s
+            append(block, num_rows)
+
+        monkeypatch.setattr(writer._file, "append", note)
+        now[0] += stepped_s
+        block = writer.acquire()
+        block.start = 4 * number
+        writer.submit(block, 4)
+
+    submit(0, stepped_s=1.0, takes_s=0.1)
+    submit(1, stepped_s=0.1, takes_s=0.1)  # Too little time to judge by.
+    assert writer.num_waits == 0
+    submit(2, stepped_s=1.0, takes_s=0.5)
+    assert writes == [True] * 3 and writer.num_waits == 1
+    submit(3, stepped_s=writing.THREAD_S / 2, takes_s=0.0)
+    writer.drain()
+    submit(4, stepped_s=writing.THREAD_S, takes_s=0.5)  # The thread's time is over.
+    submit(5, stepped_s=writing.THREAD_S, takes_s=0.0)  # It has twice as much now.
+    writer.drain()
+    assert writes[3:] == [False, True, False] and writer.num_waits == 2
+    writer.discard()
 
 
 def test_the_same_steps_may_be_handed_over_twice(tmp_path: Path):
@@ -138,7 +178,7 @@ def test_a_run_that_has_no_room_to_be_continued_leaves_only_what_it_had(tmp_path
     first.release()
     before = (tmp_path / "run.h5.part").read_bytes()
 
-    def copy(source: CheckedFile, destination: FileWriter, *_: object, **__: object) -> EpisodeTable:
+    def copy(source: CheckedFile, destination: FileDatasets, *_: object, **__: object) -> EpisodeTable:
         destination.columns["rewards"].dataset.resize(8, axis=0)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

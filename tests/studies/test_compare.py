@@ -7,6 +7,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 from jobs import Job, assert_same_bytes, processes_in
 
+from mpi_rollout.cli import main
 from mpi_rollout.errors import UsageError
 from mpi_rollout.studies.compare import systems, turn
 from mpi_rollout.studies.compare.comparison import TakenTurn, lines
@@ -144,6 +145,13 @@ def test_a_system_that_is_not_there_is_refused_and_the_bare_loop_is_always_measu
     with pytest.raises(UsageError, match="--systems: there is no gym; there are bare, bare-all, mpi, sync"):
         systems.chosen("sync,gym", systems_of(2, 2))
     assert [system.name for system in systems.chosen(" sync, ", systems_of(2, 2))] == ["bare", "sync"]
+
+
+@pytest.mark.parametrize(("num_ranks", "code", "words"), [(0, 64, "got 0"), (1, 0, "mpi: mpi_rollout, 1 rank\n")])
+def test_one_rank_is_enough(num_ranks: int, code: int, words: str, capfd: pytest.CaptureFixture):
+    options = ["--num-envs", "1", "--ranks", str(num_ranks), "--systems", "mpi", "--dry-run"]
+    assert main(["compare", "--env", "CartPole-v1", *options]) == code
+    assert words in "".join(capfd.readouterr())
 
 
 COUNTING = ("--env", "registered_envs:Counting-v0", "--num-envs", "4", "--window-s", "0.02", "--ranks", "2")

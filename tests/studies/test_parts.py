@@ -18,7 +18,7 @@ NOW = "2026-01-02T03:04:05+00:00"
 
 
 def gather(job: Job) -> Result:
-    return job.forked("scaling", "gather", "study.json")
+    return job(None, "scaling", "gather", "study.json")
 
 
 def write_parts(folder: Path, whole: StudyFile, **facts: dict) -> str:
@@ -140,7 +140,7 @@ def test_parts_from_machines_of_two_kinds_are_not_put_together(tmp_path):
     ],
 )
 def test_bad_parts_are_refused_in_one_line(job: Job, arguments, words):
-    result = job.forked("scaling", *arguments)
+    result = job(None, "scaling", *arguments)
     assert result.code in (64, 65, 74) and len(result.messages) == 1 and words in result.messages[0]
 
 
@@ -148,7 +148,7 @@ def test_a_folder_for_parts_that_cannot_be_made_is_told(job: Job):
     (job.folder / "study.json.parts").write_text("")
     result = study(job, "--only", "2")
     assert result.code == 74
-    assert "cannot make the folder study.json.parts: File exists" in result.messages[0]
+    assert "cannot make the folder study.json.parts/2.json.job: Not a directory" in result.messages[0]
 
 
 def test_a_dry_run_of_a_part_has_the_commands_of_the_part(job: Job):

@@ -101,13 +101,14 @@ def test_a_study_is_not_done_by_two_processes_and_is_continued_when_it_was_kille
 
 
 def test_a_dry_run_prints_the_commands_and_starts_none(job: Job):
-    result = study(job, "--actions", "clip", "--env-checks", "dtypes", "--dry-run")
+    policy = ("--policy", "mine:make_net", "--policy-kwargs", '{"gain": 2}')
+    result = study(job, "--actions", "clip", "--env-checks", "dtypes", *policy, "--dry-run")
     assert (result.code, result.err) == (0, "") and list(job.folder.iterdir()) == []
     commands = [shlex.split(line) for line in result.out.splitlines()]
     assert len(commands) == 7
     for command in commands:
         assert command[:3] == [*shlex.split(LAUNCHER), "-n"]
-        assert {"--env=CartPole-v1", "--actions=clip", "--env-checks=dtypes"} <= {*command}
+        assert {"--env=CartPole-v1", "--actions=clip", '--policy-kwargs={"gain": 2}'} <= {*command}
     assert Counter(command[3] for command in commands[1:]) == ALL
 
 

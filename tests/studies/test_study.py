@@ -12,8 +12,8 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import UsageError
 from mpi_rollout.studies import report, statistics
 from mpi_rollout.studies.commands import lengths_list
-from mpi_rollout.studies.figures import Analysis, analyses
 from mpi_rollout.studies.jobs import arguments_of
+from mpi_rollout.studies.report import Analysis, analyses
 from mpi_rollout.studies.study import Point, Study, ranges, sample_of, scaling_points
 from mpi_rollout.studies.study_file import StudyFile, machine_facts
 
@@ -110,7 +110,7 @@ def test_cores_are_told_as_ranges():
 
 
 def test_out_of_lockstep_the_phases_are_the_roots():
-    losses = {"policy": 0.1, "send": 0.05, "step": 0.6, "gather": 0.15, "write": 0.08, "other": 0.02}
+    losses = {"envs": 0.6, "exchange": 0.22, "policy": 0.1, "write": 0.08}
     job = sample_of(Point(2), "", 64, outcome(2, 8, 10, in_lockstep=False, losses=losses))
     parts = np.array([job.env_s, job.idle_s, job.exchange_s, job.policy_s, job.write_s]) / job.seconds
     assert parts == pytest.approx([0.6, 0, 0.22, 0.1, 0.08])
@@ -140,7 +140,7 @@ def test_envs_that_slow_down_together_are_a_loss_of_their_own():
     two = Analysis(with_outcome(made_up(make_study()), slower=1.25)).points[1]
     assert two.losses["env"] == pytest.approx(two.shares["env"] * 0.2)
     assert sum(two.losses.values()) == pytest.approx(1 - two.efficiency.median)
-    assert "env steps that take longer than in the base case, 1" in report.cause([two])
+    assert "envs (env steps that take longer than in the base case), 1" in report.cause([two])
 
 
 def test_load_balance_and_communication_efficiency_come_from_the_ranks():
@@ -157,7 +157,7 @@ def test_points_with_more_ranks_than_cores_are_marked_and_in_no_fit():
     assert str(analysis.fit) == "4 points, 5 are needed"
     enough = Analysis(made_up(study, num_cores=16))
     speed_ups = {point.num_ranks: point.speed_up.median for point in enough.points[:5]}
-    assert enough.fit == statistics.amdahl(speed_ups)
+    assert enough.fit == statistics.fit("strong", speed_ups)
 
 
 # The report.

@@ -8,7 +8,8 @@ import pytest
 from made_up_studies import FACTS, ORIGIN, RUN, made_up, make_study
 
 from mpi_rollout.errors import DataError, StorageError, UsageError
-from mpi_rollout.studies.study_file import StudyFile, _digest, check_same_study, read_study
+from mpi_rollout.studies.scaling import Measurement
+from mpi_rollout.studies.study_file import StudyFile, _digest, read_study
 
 UPDATED = "2026-01-02T04:05:06+00:00"
 
@@ -106,10 +107,10 @@ def test_a_damaged_file_is_refused(tmp_path: Path, file: StudyFile, words: str):
 
 
 def test_a_file_is_of_the_same_study_on_the_same_machine_by_the_same_program(file: StudyFile):
-    check_same_study("study.json", file, file)
+    assert Measurement(file.study, "study.json").start(file, file) == file
     with pytest.raises(UsageError) as refusal:
         now = StudyFile(make_study("weak", (1, 2, 4), seed=1), FACTS | {"num_cores": 32, "commit": ""}, ORIGIN)
-        check_same_study("study.json", file, now)
+        Measurement(now.study, "study.json").start(file, now)
     assert str(refusal.value) == (
         "--out study.json: it is of another study: the kind was strong, is weak; --envs-per-rank was 512, is 64; "
         "--seed was 0, is 1; num cores was 64, is 32; commit was abc1234, is unknown; "

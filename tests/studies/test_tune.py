@@ -14,6 +14,7 @@ from made_up_studies import FACTS, ORIGIN
 from mpi_rollout.cli import main
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
+from mpi_rollout.studies import tune as tuning
 from mpi_rollout.studies.study import Point, Sample, Study
 from mpi_rollout.studies.study_file import StudyFile
 from mpi_rollout.studies.tune import _has_native, candidates, choose, command, limit_of, lines, rate_points
@@ -41,8 +42,10 @@ def rows(result: Result) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 3, 5, 8, 64])
-def test_every_way_is_a_run_that_can_be_started(num_envs: int):
-    ranks = tuple(each for each in (1, 2, 4) if each <= num_envs)
+def test_every_way_is_a_run_that_can_be_started(num_envs: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tuning, "num_usable_cores", lambda: 4)
+    ranks = tuning._usual_ranks(num_envs)
+    assert ranks == tuple(each for each in (1, 2, 4) if each <= num_envs)
     points = candidates(ranks, num_envs, True, True)
     assert len(points) == len(set(points)) and Point(ranks[-1]) in points
     for point in points:
@@ -60,8 +63,8 @@ def test_random_actions_have_fragments_to_try_and_others_have_not():
 
 
 def test_an_env_with_a_vectorized_version_is_known():
-    envs = ("CartPole-v1", "Acrobot-v1", "NoSuchEnv-v0", None)
-    assert [_has_native(env) for env in envs] == [True, False, False, False]
+    envs = ("CartPole-v1", "Acrobot-v1", "NoSuchEnv-v0", "ale_py:ALE/Pong-v5", None)
+    assert [_has_native(env) for env in envs] == [True, False, False, False, False]
 
 
 ONE, TWO, GROUPS = Point(1), Point(2), Point(2, (("num_groups", 2),))
@@ -119,11 +122,11 @@ def test_a_single_job_of_each_is_said_to_be_too_few():
 
 
 def test_a_command_can_be_given_to_a_shell():
-    file = study_file({TWO: [1.0]}, "srun --mpi=pmix", env_kwargs={"level": 3})
+    file = study_file({TWO: [1.0]}, "srun --mpi=pmix", env_kwargs={"level": "a=b"})
     point = Point(3, (("root_envs", 0), ("num_groups", 2)))
     assert shlex.split(command(file.study, point)) == [
         "srun", "--mpi=pmix", "-n", "3", "python", "-m", "mpi_rollout", "--env", "Acrobot-v1",
-        "--env-kwargs", '{"level": 3}', "--num-envs", "6", "--root-envs", "0", "--num-groups", "2",
+        "--env-kwargs", '{"level": "a=b"}', "--num-envs", "6", "--root-envs", "0", "--num-groups", "2",
     ]  # fmt: skip
 
 
@@ -142,6 +145,14 @@ def test_all_ways_are_tried_and_the_simplest_of_the_fastest_named(job: Job):
     assert fragments == "fragments: --fragment-length auto instead of 1 helps, 1.80 times the env steps/s"
     first = next(line.split() for line in result.out.splitlines() if line.strip().startswith("-n 2 "))
     assert first[-1] == "0.090" and list(job.folder.iterdir()) == [log]  # Of the limit.
+
+
+def test_ways_that_a_lucky_first_job_put_aside_have_more_jobs_when_that_is_known(job: Job):
+    log, lucky = job.folder / "log", "-n 2 --num-groups 2"
+    log.touch()
+    result = tune(job, LOG=str(log), LUCKY=lucky)
+    assert result.code == 0, result.err
+    assert {way for way, jobs in rows(result).items() if jobs == 2} == {lucky, "-n 2", "-n 2 --batch-size 1"}
 
 
 def test_more_envs_that_help_are_named_and_so_is_a_policy_without_fragments(job: Job):
@@ -204,10 +215,16 @@ def test_what_was_found_before_it_is_stopped_is_told(job: Job):
 
 
 def test_a_dry_run_prints_the_jobs_and_starts_none(job: Job):
-    result = tune(job, *ENV, "--actions", "pass", "--env-checks", "dtypes", "--dry-run")
+    policy = ("--policy", "mine:make_net", "--policy-kwargs", '{"gain": 2}')
+    result = tune(job, *ENV, "--actions", "pass", "--no-episode-seeds", *policy, "--dry-run")
     assert result.code == 0, result.err
     commands = [shlex.split(line) for line in result.out.splitlines()]
-    passed_on = {"--env-factory=tuned_envs:Plain", "--actions=pass", "--env-checks=dtypes"}
+    passed_on = {
+        "--env-factory=tuned_envs:Plain",
+        "--actions=pass",
+        "--no-episode-seeds",
+        '--policy-kwargs={"gain": 2}',
+    }
     assert len(commands) == len({*FAST} | SLOW) + 1 and all(passed_on <= {*command} for command in commands)
     assert list(job.folder.iterdir()) == []
 
@@ -216,7 +233,7 @@ def test_a_dry_run_prints_the_jobs_and_starts_none(job: Job):
     ("arguments", "code", "words"),
     [
         ((), 64, "give one of --env ID and --env-factory MODULE:CALLABLE, got none"),
-        ((*ENV, "--trial-s", "nan"), 64, "--trial-s must be more than 0 and finite, got nan"),
+        ((*ENV, "--trial-s", "nan"), 64, "--trial-s must be more than 0 s and at most 1e+06, got nan"),
         ((*ENV, "--ranks", "1,8"), 64, "--num-envs must be at least the largest of --ranks, got 6 envs for 8 ranks"),
         ((*ENV, "--ranks", str(2**64)), 64, "--ranks must be numbers of ranks up to 2147483647, got 1844674407370955"),
         ((*ENV, "--launcher", "no-such-mpirun"), 78, "there is no program no-such-mpirun"),

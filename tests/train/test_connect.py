@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from jobs import Job
 
+pytestmark = pytest.mark.any_mpi
+
 HOST = os.uname().nodename
 POLE = "CartPole-v1"
 BAD = "failing_envs"
@@ -40,6 +42,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], str]] = {  # Env, num_envs, o
     "dtype of infos": (POLE, 4, {"infos": {"lives": "many"}}, r"^infos: 'lives' must have a dtype"),
     "no groups": (POLE, 4, {"num_groups": 0}, r"^num_groups must be at least 1, got 0"),
     "many groups": (POLE, 4, {"num_groups": 3}, r"^num_groups 3 needs at least 3 envs for each rank that steps envs"),
+    "no time": (POLE, 4, {"timeout_s": float("nan")}, r"^timeout_s must be more than 0 s and at most 1e\+06, got nan"),
     "no batch": (POLE, 4, {"batch_size": 0}, r"^batch_size must be at least 1, got 0"),
     "large batch": (POLE, 4, {"batch_size": 3}, r"^batch_size must be 1 to 2, the ranks that step envs, got 3"),
     "batch in words": (POLE, 4, {"batch_size": "one"}, r"^batch_size must be .*, got 'one'"),

@@ -36,15 +36,13 @@ def run(job: Job, num_ranks: int, code: str) -> Result:
     return result
 
 
-@pytest.mark.full_start
-@pytest.mark.mpi(3)
+@pytest.mark.mpi(2)
 @pytest.mark.parametrize(
     ("last", "code", "said"),
     [
         ("envs.send(actions); raise ValueError('the network has diverged')", 1, "ValueError: the network has diverged"),
-        ("envs.send(actions); envs.step(actions)", 1, "AlreadyPendingCallError: envs 0 to "),
         ("envs.close(); raise ValueError('too late')", 1, "ValueError: too late"),
-        ("envs.send(actions); sys.exit(3)", 3, ""),
+        pytest.param("envs.send(actions); sys.exit(3)", 3, "", marks=pytest.mark.full_start),
         ("sys.exit('enough')", 1, "enough"),
     ],
 )
@@ -114,9 +112,10 @@ def test_without_a_with_statement_there_are_no_envs_but_a_hint(job: Job, num_ran
     assert "got .reset without one; write `with mpi_rollout.connect(...) as envs:`" in result.err
 
 
-@pytest.mark.full_start
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize(("last", "code"), [("raise ValueError('too late')", 1), ("sys.exit(3)", 3)])
+@pytest.mark.parametrize(
+    ("last", "code"), [pytest.param("raise ValueError('late')", 1, marks=pytest.mark.full_start), ("sys.exit(3)", 3)]
+)
 def test_a_trainer_that_fails_waits_for_no_long_step(job: Job, num_ranks: int, last: str, code: int):
     """A step of rank 1 does not end here at all."""
     program = f"""
@@ -133,8 +132,8 @@ with mpi_rollout.connect(test_envs.Gated, 4, env_kwargs=dict(rank=1)) as envs:
     assert result.messages == ["the trainer left while ranks were stepping; ended them after 0.5 s"]
 
 
-@pytest.mark.mpi(3)
-@pytest.mark.parametrize("ranks", [[0], [0, 1, 2]], ids=["the root", "all ranks"])
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("ranks", [[0], [0, 1]], ids=["the root", "all ranks"])
 def test_ctrl_c_interrupts_the_trainer_and_ends_all_ranks(job: Job, num_ranks: int, ranks: list[int]):
     """A terminal sends it to all ranks; what it means is the trainer's to say."""
     program = USE + "        open('begun', 'w').close()\n        while True: envs.step(actions)"

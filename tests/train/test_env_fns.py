@@ -3,6 +3,8 @@
 import pytest
 from jobs import Job
 
+pytestmark = pytest.mark.any_mpi
+
 BEGIN = """
 import os
 from functools import partial
@@ -82,7 +84,6 @@ for way in ways:
     assert (result.code, result.out.split()) == (0, ["compared"] * 5), result.err
 
 
-@pytest.mark.any_mpi
 def test_what_does_not_go_together_is_refused_in_one_line(job: Job):
     code = """
 make = partial(gymnasium.make, POLE)

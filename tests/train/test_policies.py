@@ -10,16 +10,17 @@ from block_policies import Acting, Sampling, Steering, _with_extras
 from gymnasium.error import AlreadyPendingCallError, ResetNeeded
 from gymnasium.spaces import Discrete
 from jobs import Job
+from recurrent_policies import Gru
 
 import mpi_rollout
 from mpi_rollout.errors import RankError, UsageError
 from mpi_rollout.policies.blocks import BlockPolicy
 from mpi_rollout.policies.model import made_model
 
+pytestmark = pytest.mark.any_mpi
 SPACES = gymnasium.spec("CartPole-v1").make().observation_space, Discrete(2)
 
 
-@pytest.mark.any_mpi
 @pytest.mark.mpi(1, 3)
 def test_fragments_are_those_of_the_newest_parameters_whatever_the_ranks(job: Job, num_ranks: int):
     batches, expected = job.train(num_ranks, "collect_with_new_parameters", 70), Sampling()
@@ -28,8 +29,8 @@ def test_fragments_are_those_of_the_newest_parameters_whatever_the_ranks(job: Jo
         assert batch["policy_version"].shape == (9, 70) and (batch["policy_version"] == version).all()
         assert batch["extras"]["log_prob"].shape == (9, 70)
         for step in range(9):
-            policy = BlockPolicy(made_model(expected, "it"), *SPACES, seed=1)
-            acted = policy(batch["observations"][step], range(70), 9 * version + step)
+            policy = BlockPolicy(made_model(expected, "it"), *SPACES, range(70), seed=1)
+            acted = policy(batch["observations"][step], 9 * version + step)
             assert np.array_equal(acted.actions, batch["actions"][step])
             assert np.array_equal(acted.extras[0], batch["extras"]["log_prob"][step])
             assert np.array_equal(acted.extras[1], batch["extras"]["hidden/state"][step])
@@ -37,13 +38,12 @@ def test_fragments_are_those_of_the_newest_parameters_whatever_the_ranks(job: Jo
     assert len({batch["actions"].tobytes() for batch in batches}) == 3
 
 
-@pytest.mark.any_mpi
-@pytest.mark.mpi(1, 3)
-@pytest.mark.parametrize("options", [{}, {"root_envs": 0}], ids=["root steps", "dedicated root"])
+@pytest.mark.mpi
+@pytest.mark.parametrize(("num_ranks", "options"), [(1, {}), (3, {}), (3, {"root_envs": 0})], ids=str)
 def test_each_rank_acts_by_the_parameters_that_were_the_newest_when_its_fragment_began(
     job: Job, num_ranks: int, options: dict[str, Any]
 ):
-    batches = job.train(num_ranks, "collect_as_ranks_get_ready", 70, 12, options if num_ranks > 1 else {})
+    batches = job.train(num_ranks, "collect_as_ranks_get_ready", 70, 12, options)
     next_step, version, last = np.zeros(70, int), np.zeros(70, int), np.zeros((70, 4), np.float32)
     for number, batch in enumerate(batches):
         envs = range(batch["envs_slice"][0], batch["envs_slice"][-1] + 1)
@@ -53,8 +53,8 @@ def test_each_rank_acts_by_the_parameters_that_were_the_newest_when_its_fragment
         halved = np.float32(0.5 ** version[envs.start])
         expected.load({name: value * halved for name, value in expected.parameters.items()})
         for step in range(9):
-            policy = BlockPolicy(made_model(expected, "it"), *SPACES, seed=1)
-            acted = policy(batch["observations"][step], envs, next_step[envs.start] + step)
+            policy = BlockPolicy(made_model(expected, "it"), *SPACES, envs, seed=1)
+            acted = policy(batch["observations"][step], next_step[envs.start] + step)
             assert np.array_equal(acted.actions, batch["actions"][step])
             assert np.array_equal(acted.extras[0], batch["extras"]["log_prob"][step])
         rows = slice(envs.start, envs.stop)
@@ -135,6 +135,17 @@ def test_a_policy_that_fails_ends_the_fragment_and_a_reset_begins_anew():
         assert envs.collect(5)["rewards"].sum() == 10
 
 
+def test_a_reset_after_an_end_begins_one_episode_of_a_memory():
+    options = {"env_kwargs": {"max_episode_steps": 3}, "policy": Gru}
+    with mpi_rollout.connect("CartPole-v1", 2, **options) as envs:
+        envs.reset(seed=1)
+        for mask, second in (([True, True], [0, 1, 2]), ([True, False], [0, 0, 1])):  # With a row that only resets.
+            assert envs.collect(3)["truncations"][-1, 0]
+            envs.reset(options={"reset_mask": np.array(mask)})
+            assert envs.collect(3)["extras"]["age"].T.tolist() == [[0, 1, 2], second]
+            envs.reset(seed=1)
+
+
 BEGIN = """
 import os, sys
 import numpy as np
@@ -145,7 +156,6 @@ rank = MPI.COMM_WORLD.rank
 """
 
 
-@pytest.mark.any_mpi
 @pytest.mark.mpi(1, 3)
 def test_two_connections_have_policies_of_their_own(job: Job, num_ranks: int):
     code = """

@@ -63,6 +63,7 @@ def modes_of_ways(num_ranks: int) -> list[tuple[int, str]]:
     return [(place, MODES[(place + num_ranks) % 2]) for place in range(len(WAYS))]
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2, 3)
 def test_it_does_so_however_envs_are_served(job: Job, num_ranks: int):
     cases = [
@@ -106,7 +107,7 @@ def check_echoes(path: Path) -> None:
     assert num_ends > 10
 
 
-@pytest.mark.parametrize(("mode", "commit_every_s"), zip(MODES, (10.0, 0.0, 0.0), strict=True))
+@pytest.mark.parametrize(("mode", "commit_every_s"), [*zip(MODES, (10.0, 0.0, 0.0), strict=True)])
 def test_infos_that_are_named_stand_beside_their_observations(
     tmp_path: Path, mode: str, commit_every_s: float, monkeypatch: pytest.MonkeyPatch
 ):
@@ -116,6 +117,7 @@ def test_infos_that_are_named_stand_beside_their_observations(
     check_echoes(tmp_path / "run.h5")
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2, 3)
 def test_infos_that_are_named_are_stored_from_all_ranks(job: Job, num_ranks: int):
     cases = [
@@ -313,7 +315,6 @@ envs.step(np.ones(3, np.int64))
 """
 
 
-@pytest.mark.full_start
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize(
     ("end", "words"),
@@ -428,7 +429,8 @@ def test_what_a_policy_on_the_ranks_gives_is_stored_with_its_version(tmp_path: P
         assert np.array_equal(file["trajectories/actions"][20:25], batch["actions"])
 
 
-def test_a_run_does_not_go_on_with_a_recording(tmp_path: Path):
+def test_a_run_does_not_go_on_with_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     recorded_steps(path := tmp_path / "run.h5").close()
     assert main(["--env", "CartPole-v1", "--num-envs", "3", "--num-steps", "99", "--out", str(path)]) == 64
+    assert "is the recording of a trainer, which no run continues; move it away" in capsys.readouterr().err
     verify(str(path))

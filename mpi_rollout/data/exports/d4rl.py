@@ -11,11 +11,10 @@ import numpy as np
 
 from mpi_rollout.data.columns import named_arrays
 from mpi_rollout.data.episodes import Arrays, Episode
-from mpi_rollout.data.exports.minari import extras_name
+from mpi_rollout.data.exports.minari import extras_name, rows_per_chunk
 from mpi_rollout.data.exports.minari_metadata import name_of_env, policies_of
 from mpi_rollout.data.exports.selection import (
     Options,
-    allow_longest,
     check_room,
     counts_of,
     exported_rows,
@@ -29,7 +28,6 @@ from mpi_rollout.storage.filters import GZIP_LEVEL
 from mpi_rollout.storage.recovery import writing
 from mpi_rollout.storage.untrusted import Tell
 
-CHUNK_NBYTES = 2**20
 BLOCK_NBYTES = 2**24  # The size of columns before they are written.
 ARRAY_NBYTES = 2**8  # What an array takes besides its data: short episodes have little else.
 LOG_PROB = "log_prob"
@@ -42,7 +40,6 @@ def export(tell: Tell, path: str, files: Sequence[str], out: str, options: Optio
         tell("reading the list of its episodes")
         rows = exported_rows(data)
         counts = counts_of(rows)
-        allow_longest(data, rows)
         check_room(os.path.dirname(out), 2 * counts["steps"] * row_nbytes(data), options["compression"])
         with writing(out), h5py.File(out, "x", locking=False) as file:
             num_written = 0
@@ -104,9 +101,8 @@ def _converted(array: np.ndarray, float32: bool) -> np.ndarray:
 def _create(file: h5py.File, name: str, num_rows: int, array: np.ndarray, compression: str) -> None:
     options: dict[str, object] = {}
     if compression == "gzip" and array[0].size:
-        rows = min(max(CHUNK_NBYTES // max(array[0].nbytes, 1), 1), num_rows)
         options = {"compression": "gzip", "compression_opts": GZIP_LEVEL, "shuffle": True}
-        options["chunks"] = (rows, *array.shape[1:])
+        options["chunks"] = (rows_per_chunk(array, num_rows), *array.shape[1:])
     file.create_dataset(name, (num_rows, *array.shape[1:]), array.dtype, **options)
 
 

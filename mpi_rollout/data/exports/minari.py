@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Container, Sequence
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from h5py import h5a, h5d, h5f, h5g, h5p, h5s, h5t
@@ -19,7 +19,6 @@ from mpi_rollout.data.episodes import Episode
 from mpi_rollout.data.exports.minari_metadata import metadata_of
 from mpi_rollout.data.exports.selection import (
     Options,
-    allow_longest,
     check_room,
     counts_of,
     exported_rows,
@@ -39,8 +38,9 @@ STATISTICS = tuple(f"rewards_{name}" for name in ("sum", "mean", "std", "max", "
 CHUNK_NBYTES = 2**20
 LEAST_NBYTES = 2**12  # Smaller leaves are not compressed.
 PIECE_NBYTES = 2**24
-MOST_SPACES = 2**12  # Shapes that are remembered: many episodes have the same length.
 META_NBYTES = 2**20  # HDF5 takes room for groups and datasets by so many bytes.
+SCALAR = h5s.create(h5s.SCALAR)
+type_of = cache(partial(h5t.py_create, logical=True))
 
 
 def export(tell: Tell, path: str, files: Sequence[str], folder: str, options: Options) -> dict[str, object]:
@@ -52,7 +52,6 @@ def export(tell: Tell, path: str, files: Sequence[str], folder: str, options: Op
         rows, compression = exported_rows(data), compression_of(data, options)
         counts = counts_of(rows)
         check_room(folder, counts["steps"] * row_nbytes(data) + len(rows) * GROUP_NBYTES, compression)
-        allow_longest(data, rows)
         with writing(main):
             with closing(EpisodeGroups(tell, main, compression == "gzip")) as groups, np.errstate(all="ignore"):
                 for episode in read(tell, data, rows):
@@ -116,9 +115,9 @@ def attributes_of(row: np.void, rewards: np.ndarray) -> dict[str, float]:
     return values | dict(zip(STATISTICS, map(float, statistics), strict=True))
 
 
-def rows_per_chunk(array: np.ndarray) -> int:
-    """Return the number of rows in a compressed chunk."""
-    return min(max(CHUNK_NBYTES // max(array[0].nbytes, 1), 1), len(array))
+def rows_per_chunk(array: np.ndarray, num_rows: int) -> int:
+    """Return the number of rows in a compressed chunk of a dataset that has so many rows of this kind."""
+    return min(max(CHUNK_NBYTES // max(array[0].nbytes, 1), 1), num_rows)
 
 
 class EpisodeGroups:
@@ -137,8 +136,6 @@ class EpisodeGroups:
         access.set_file_locking(False, True)
         self._file = h5f.create(os.fsencode(path), h5f.ACC_EXCL, fapl=access)
         self._root = h5g.open(self._file, b"/")
-        self._types: dict[np.dtype, h5t.TypeID] = {}
-        self._spaces: dict[tuple[int, ...], h5s.SpaceID] = {(): h5s.create(h5s.SCALAR)}
 
     def close(self) -> None:
         """Write what is in memory, and close the file."""
@@ -150,8 +147,8 @@ class EpisodeGroups:
         group = h5g.create(self._root, b"episode_%d" % attributes["id"])
         for name, value in attributes.items():
             number = np.asarray(value)
-            kind = self._type(number.dtype)
-            h5a.create(group, name.encode(), kind, self._space(())).write(number, kind)
+            kind = type_of(number.dtype)
+            h5a.create(group, name.encode(), kind, SCALAR).write(number, kind)
         for name, tree in columns.items():
             self._tree(group, name.encode(), tree)
 
@@ -163,10 +160,10 @@ class EpisodeGroups:
             self._tree(group, key.encode(), part)
 
     def _leaf(self, parent: h5g.GroupID, name: bytes, array: np.ndarray) -> None:
-        kind = self._type(array.dtype)
+        kind = type_of(array.dtype)
         # HDF5 copies each property list but its own default one, which takes a fifth of the time of a small dataset.
         plan = self._chunked(array) if self._compresses and array.nbytes >= LEAST_NBYTES else None
-        dataset = h5d.create(parent, name, kind, self._space(array.shape), plan)
+        dataset = h5d.create(parent, name, kind, h5s.create_simple(array.shape), plan)
         if 0 < array.nbytes <= PIECE_NBYTES:
             dataset.write(h5s.ALL, h5s.ALL, np.ascontiguousarray(array), kind)
         elif array.size:
@@ -174,7 +171,7 @@ class EpisodeGroups:
 
     def _in_pieces(self, dataset: h5d.DatasetID, array: np.ndarray, kind: h5t.TypeID) -> None:
         """Write a large array with signs of life: to compress it takes minutes."""
-        rows = rows_per_chunk(array) * max(PIECE_NBYTES // CHUNK_NBYTES, 1)
+        rows = rows_per_chunk(array, len(array)) * max(PIECE_NBYTES // CHUNK_NBYTES, 1)
         for first in range(0, len(array), rows):
             piece, space = np.ascontiguousarray(array[first : first + rows]), dataset.get_space()
             space.select_hyperslab((first, *(0,) * (array.ndim - 1)), piece.shape)
@@ -183,21 +180,9 @@ class EpisodeGroups:
 
     def _chunked(self, array: np.ndarray) -> h5p.PropDCID:
         plan = h5p.create(h5p.DATASET_CREATE)
-        plan.set_chunk((rows_per_chunk(array), *array.shape[1:]))
+        plan.set_chunk((rows_per_chunk(array, len(array)), *array.shape[1:]))
         if array.dtype.itemsize > 1:
             plan.set_shuffle()
         plan.set_deflate(GZIP_LEVEL)
         plan.set_fill_time(h5d.FILL_TIME_NEVER)
         return plan
-
-    def _type(self, dtype: np.dtype) -> h5t.TypeID:
-        if dtype not in self._types:
-            self._types[dtype] = h5t.py_create(dtype, logical=True)
-        return self._types[dtype]
-
-    def _space(self, shape: tuple[int, ...]) -> h5s.SpaceID:
-        if len(self._spaces) > MOST_SPACES:
-            self._spaces = {(): self._spaces[()]}
-        if shape not in self._spaces:
-            self._spaces[shape] = h5s.create_simple(shape)
-        return self._spaces[shape]

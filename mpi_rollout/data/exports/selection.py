@@ -30,13 +30,6 @@ def open_files(paths: Sequence[str]) -> SeveralRuns:
     return SeveralRuns(paths)
 
 
-def allow_longest(data: SeveralRuns, rows: np.ndarray) -> None:
-    """Let this process have memory for the longest episode: compressed, it may be small in its file."""
-    files = sum(map(os.path.getsize, data.paths))
-    running = max(int(rows["length"].max()) * row_nbytes(data), RUNNING_NBYTES)
-    allow_memory(MEMORY_PER_BYTE * files + COPIES * running)
-
-
 def row_nbytes(data: SeveralRuns) -> int:
     """Return the bytes of one transition, as they are exported."""
     return max(file.transition_nbytes for file in data.files)
@@ -45,8 +38,8 @@ def row_nbytes(data: SeveralRuns) -> int:
 def exported_rows(data: SeveralRuns) -> np.ndarray:
     """Return the rows of all episodes with transitions, in the order in which they are read.
 
-    They have two columns more than `data.episodes`: `number`, and the `group` that is read in one pass.  DataError if
-    there is none.
+    They have two columns more than `data.episodes`: `number`, and the `group` that is read in one pass.  This process
+    may then have memory for the longest: compressed, it may be small in its file.  DataError if there is none.
     """
     rows = np.concatenate([data.episodes, data.unfinished])
     rows = rows[rows["length"] > 0]
@@ -55,7 +48,10 @@ def exported_rows(data: SeveralRuns) -> np.ndarray:
     numbered = np.zeros(len(rows), EXPORTED)
     numbered[[*(SEVERAL.names or ())]] = rows[np.argsort(rows["file"], kind="stable")]
     numbered["number"] = np.arange(len(rows))
-    width = envs_per_group(int(rows["length"].max()) * row_nbytes(data))
+    longest_nbytes = int(rows["length"].max()) * row_nbytes(data)
+    files_nbytes = sum(map(os.path.getsize, data.paths))
+    allow_memory(MEMORY_PER_BYTE * files_nbytes + COPIES * max(longest_nbytes, RUNNING_NBYTES))
+    width = envs_per_group(longest_nbytes)
     numbered["group"] = numbered["file"] * (int(rows["env_index"].max()) + 1) + numbered["env_index"] // width
     return numbered[np.argsort(numbered["group"], kind="stable")]
 
@@ -65,14 +61,9 @@ def envs_per_group(longest_nbytes: int) -> int:
     return 1 << max(RUNNING_NBYTES // max(longest_nbytes, 1), 1).bit_length() - 1
 
 
-def groups_of(rows: np.ndarray) -> list[np.ndarray]:
-    """Return the rows of each group, which one pass reads."""
-    return np.split(rows, np.flatnonzero(np.diff(rows["group"])) + 1)
-
-
 def read(tell: Tell, data: SeveralRuns, rows: np.ndarray) -> Iterator[Episode]:
     """Read episodes, one group after the other, with a sign of life for each episode."""
-    for group in groups_of(rows):
+    for group in np.split(rows, np.flatnonzero(np.diff(rows["group"])) + 1):
         for episode in data.iter_episodes(group):
             yield episode
             tell(f"exporting the episodes from step {episode.start:,} on")

@@ -16,7 +16,6 @@ from time import monotonic, sleep
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numba
 import numpy as np
 from numba import njit, types
 from numpy.lib.stride_tricks import as_strided
@@ -34,21 +33,14 @@ _compiled = njit(**OPTIONS)
 _moved, _is_outside = _compiled(cartpole.moved), _compiled(cartpole.is_outside)
 _philox, _start_value = _compiled(cartpole.philox), _compiled(cartpole.start_value)
 
-# The flat arrays that rows are in: actions (64 and 8 bits), observations, rewards, flags.
-UINT8, INT64 = np.dtype(np.uint8), np.dtype(np.int64)
-KINDS = (np.int64, np.uint8, np.float32, np.float64, np.uint8, np.uint8)
-ACTIONS, ACTIONS_8, OBSERVATIONS, REWARDS, TERMINATIONS, TRUNCATIONS = range(len(KINDS))
-NONE = [np.zeros(0, kind) for kind in KINDS]  # What is not given, or nobody reads.
+ACTIONS, OBSERVATIONS, REWARDS, TERMINATIONS, TRUNCATIONS = range(5)  # The flat arrays that rows are in.
 # Places in `settings`, where the key has two.
 FIRST_ENV, MAX_EPISODE_STEPS, IS_SUTTON_BARTO, KEY = range(4)
-_FLAT = [
-    types.Array(numba.from_dtype(np.dtype(kind)), 1, "C", readonly=place <= ACTIONS_8)
-    for place, kind in enumerate(KINDS)
-]
-# states, steps, episodes, ended, settings, num_rows; rows; their pitches.
+# states, steps, episodes, ended, settings, num_rows; rows, those of actions read-only; their pitches.
 SIGNATURE = types.void(
     *(types.float64[:, ::1], types.int32[::1], types.int64[::1], types.uint8[::1], types.int64[::1], types.int64),
-    *(*_FLAT, types.int64[::1]),
+    types.Array(types.uint8, 1, "C", readonly=True),
+    *(types.float32[::1], types.float64[::1], types.uint8[::1], types.uint8[::1], types.int64[::1]),
 )
 Rows = tuple[np.ndarray, int]  # Row t begins at element t * pitch of a flat array; between rows are those of others.
 
@@ -132,7 +124,7 @@ def _kernel(fingerprint: int) -> Callable[..., None]:
 
     def rollout(
         all_states, all_steps, all_episodes, all_ended, settings, num_rows,
-        actions, actions_8, observations, rewards, terminations, truncations, pitches,
+        actions, observations, rewards, terminations, truncations, pitches,
     ):  # fmt: skip
         _ = fingerprint
         first_env, max_episode_steps = settings[FIRST_ENV], settings[MAX_EPISODE_STEPS]
@@ -147,10 +139,7 @@ def _kernel(fingerprint: int) -> Callable[..., None]:
                 terminated = _row(terminations, pitches[TERMINATIONS], row, start, stop)
                 truncated = _row(truncations, pitches[TRUNCATIONS], row, start, stop)
                 places = _places_of(ended, all_places)
-                if len(actions):
-                    _convert(converted, _row(actions, pitches[ACTIONS], row, start, stop))
-                else:
-                    _convert(converted, _row(actions_8, pitches[ACTIONS_8], row, start, stop))
+                _convert(converted, _row(actions, pitches[ACTIONS], row, start, stop))
                 _move(states, converted)
                 _end(states, steps, max_episode_steps, terminated, truncated)
                 _begin(places, states, steps, episodes, first_env + start, key_0, key_1, terminated, truncated)
@@ -207,10 +196,13 @@ def _first_compiles(folder: Path) -> Iterator[None]:
 class NumbaDevice:
     """The envs on one core."""
 
-    def __init__(self, poles: CartPoles) -> None:
+    def __init__(self, poles: CartPoles, device: object) -> None:
+        if device is not None:
+            raise UsageError(f"CartPole on numba takes no device, got {device!r}")
         self._kernel, self._table, self.key = compiled_kernel(), new_table(poles.num_envs), (0, 0)
         self._settings = np.array([*poles[1:], 0, 0], np.int64)
-        self._unread = [(flags, 0) for flags in np.zeros((2, poles.num_envs), np.uint8)]  # Flags are always written.
+        flags = np.zeros((2, poles.num_envs), np.uint8)  # They are always written.
+        self._unread = [(array, 0) for array in (np.zeros(0, np.float32), np.zeros(0), *flags)]
         self._states = *self._table[:3], self._table.ended.view(np.uint8), self._settings
         self._layouts: WeakKeyDictionary[RolloutColumns, tuple[list[np.ndarray], np.ndarray]] = WeakKeyDictionary()
 
@@ -225,20 +217,15 @@ class NumbaDevice:
         if layout is None:
             layout = self._layouts[columns] = self._layout(columns)
         outputs, pitches = layout
-        is_wide = actions.dtype != UINT8
-        if not has_rows(actions) or (is_wide and actions.dtype != INT64):
-            actions = np.ascontiguousarray(actions, INT64 if is_wide else UINT8)
-        flat, pitch = _rows_of(actions)
-        pitches[ACTIONS] = pitches[ACTIONS_8] = pitch
-        both = (flat, NONE[ACTIONS_8]) if is_wide else (NONE[ACTIONS], flat)
-        self._kernel(*self._states, len(actions), *both, *outputs, pitches)
+        actions = actions.astype(np.uint8, copy=False)  # One byte of eight is enough: they are 0 and 1.
+        flat, pitches[ACTIONS] = _rows_of(actions if has_rows(actions) else np.ascontiguousarray(actions))
+        self._kernel(*self._states, len(actions), flat, *outputs, pitches)
 
     def _layout(self, columns: RolloutColumns) -> tuple[list[np.ndarray], np.ndarray]:
         """Return the flat arrays of outputs; the pitches of actions and of these."""
         arrays = columns.observations, columns.rewards, columns.terminations, columns.truncations
-        unread = *((flat, 0) for flat in NONE[OBSERVATIONS:TERMINATIONS]), *self._unread
-        rows = [none if array is None else _rows_of(array) for array, none in zip(arrays, unread, strict=True)]
-        return [flat for flat, _ in rows], np.array([0, 0, *(pitch for _, pitch in rows)])
+        rows = [none if array is None else _rows_of(array) for array, none in zip(arrays, self._unread, strict=True)]
+        return [flat for flat, _ in rows], np.array([0, *(pitch for _, pitch in rows)])
 
 
 def _rows_of(array: np.ndarray) -> Rows:
@@ -250,8 +237,4 @@ def _rows_of(array: np.ndarray) -> Rows:
     return as_strided(array, ((len(array) - 1) * pitch + array[0].size,), (array.itemsize,)), pitch
 
 
-def make_device(poles: CartPoles, device: object) -> NumbaDevice:
-    """Return a device; UsageError for the name of another one."""
-    if device is not None:
-        raise UsageError(f"CartPole on numba takes no device, got {device!r}")
-    return NumbaDevice(poles)
+make_device = NumbaDevice

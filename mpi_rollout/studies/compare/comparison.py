@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from mpi_rollout.errors import RolloutError, UsageError
+from mpi_rollout.errors import Option, RolloutError, UsageError
 from mpi_rollout.options import check_seconds
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import say, show
@@ -17,10 +17,9 @@ from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.studies.compare.systems import Setup, System, chosen, systems_of
 from mpi_rollout.studies.compare.turn import Turn
 from mpi_rollout.studies.jobs import JobFailed, JobOptions, Options, check_scipy, in_order, run_job, usable_launcher
-from mpi_rollout.studies.report import aligned
-from mpi_rollout.studies.statistics import Interval, median_interval, ratio
+from mpi_rollout.studies.statistics import median_interval, ratio
 from mpi_rollout.studies.study_file import machine_facts, place_and_time
-from mpi_rollout.text import counted
+from mpi_rollout.text import aligned, counted
 
 NOTES = (
     "medians and intervals over turns, each of a process of its own; `or` stands between systems whose intervals meet",
@@ -76,7 +75,7 @@ def compare(
     num_ranks = num_cores if num_ranks is None else num_ranks
     if num_ranks < 1:
         raise UsageError(f"--ranks must be at least 1, got {num_ranks}")
-    check_seconds("--window-s", window_s)
+    check_seconds(Option("window_s"), window_s)
     check_scipy()
     systems, setup = chosen(names, systems_of(num_ranks, num_cores)), Setup(env, num_envs, num_cores)
     setup.make(0).close()  # What is wrong of the env is said once, and at once.
@@ -100,25 +99,20 @@ def compare(
     return 0
 
 
-def rates_of(samples: Sequence[TakenTurn]) -> dict[str, Interval]:
-    """Return the env steps per second of each system that has some."""
+def lines(systems: Sequence[System], samples: Sequence[TakenTurn]) -> list[str]:
+    """Return the table, and who is fastest among those that step the env itself, and among all."""
     taken: dict[str, list[float]] = {}
     for sample in samples:
         if sample.turn is not None:
             taken.setdefault(sample.system, []).append(sample.turn.env_steps / sample.turn.seconds)
-    return {name: median_interval(rates) for name, rates in taken.items()}
-
-
-def lines(systems: Sequence[System], samples: Sequence[TakenTurn]) -> list[str]:
-    """Return the table, and who is fastest among those that step the env itself, and among all."""
-    rates = rates_of(samples)
+    rates = {name: median_interval(some) for name, some in taken.items()}
     table = [["", "env steps/s", "interval", "over the bare loop"]]
     for system in systems:
         if system.name in rates:
             rate = rates[system.name]
             over = f"{ratio(rate, rates['bare']).median:.3g}" if "bare" in rates else "-"
             table.append([system.title, f"{rate.median:,.0f}", f"{rate.low:,.0f} to {rate.high:,.0f}", over])
-    text = [*aligned(table, names_left=True), ""]
+    text = [*aligned(table, 1), ""]
     for words, kinds in (("fastest", ("step",)), ("fastest of all", ("step", "native"))):
         ranked = [system for system in systems if system.name in rates and system.kind in kinds]
         ranked.sort(key=lambda system: -rates[system.name].median)

@@ -114,7 +114,7 @@ def test_envs_whose_episodes_do_not_fit_into_memory_are_read_in_groups(tmp_path:
     monkeypatch.setattr(selection, "RUNNING_NBYTES", 1)
     monkeypatch.setattr(reading, "SPAN_NBYTES", 1)
     with mpi_rollout.open([file]) as data:
-        assert len([*selection.groups_of(selection.exported_rows(data))]) == data.files[0].num_envs
+        assert len({*selection.exported_rows(data)["group"]}) == data.files[0].num_envs
     assert_same_data(exported(file), file)
 
 
@@ -215,7 +215,7 @@ def test_a_full_disk_is_told_before_it_is_full(tmp_path: Path, monkeypatch: pyte
 
 def test_an_env_and_the_starts_of_its_episodes_are_recovered(job: Job, place: Path):
     file = job.collect(None, "--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "60", "--seed", "3")
-    result = job.forked("export", "minari", file, "cartpole/random-v0", "--json", MINARI_DATASETS_PATH=str(place))
+    result = job(None, "export", "minari", file, "cartpole/random-v0", "--json", MINARI_DATASETS_PATH=str(place))
     assert result.code == 0, result.err
     dataset = minari.load_dataset("cartpole/random-v0")
     assert json.loads(result.out)["episodes"] == len(dataset) and json.loads(result.out)["notes"] == []
@@ -229,6 +229,16 @@ def test_an_env_and_the_starts_of_its_episodes_are_recovered(job: Job, place: Pa
         assert env.step(action)[0].tobytes() == expected.tobytes()
     env.close()
     assert "cartpole" in minari.namespace.list_local_namespaces() and [*minari.list_local_datasets()] == [dataset.id]
+
+
+def test_the_seeds_of_episodes_are_those_that_a_trainer_gave(tmp_path: Path):
+    with mpi_rollout.connect("CartPole-v1", 2, record=tmp_path / "run.h5") as envs:
+        envs.reset(seed=0)
+        for _ in range(30):
+            envs.step(np.zeros(2, np.int64))
+    dataset = exported(tmp_path / "run.h5")
+    seeds = [each.get("seed") for each in dataset.storage.get_episode_metadata(range(len(dataset)))]
+    assert sorted(seeds[:2]) == [0, 1] and {*seeds[2:]} == {None}
 
 
 @pytest.mark.mpi(2)

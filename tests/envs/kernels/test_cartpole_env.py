@@ -10,7 +10,15 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from kernel_checks import KNOWN_ANSWERS
 
-from mpi_rollout.envs.kernels.cartpole import CartPoleEnv, key_words, own_device, philox
+from mpi_rollout.envs.kernels.cartpole import (
+    THETA_LIMIT,
+    X_LIMIT,
+    CartPoleEnv,
+    is_outside,
+    key_words,
+    own_device,
+    philox,
+)
 from mpi_rollout.errors import ActionError, UsageError
 
 pytestmark = pytest.mark.any_mpi
@@ -40,6 +48,7 @@ def test_single_steps_equal_those_of_gymnasium_bit_for_bit(sutton_barto_reward: 
         x, _, theta, _ = ours._state
         ends[abs(x) > 2.4, abs(theta) > 12 * np.pi / 180] += 1
     assert min(ends.values()) > 20, "the states lead to each kind of end"
+    assert not any(is_outside(sign * X_LIMIT, sign * THETA_LIMIT) for sign in (-1, 1)), "the limits are inside"
 
 
 def test_whole_episodes_equal_those_of_gymnasium():

@@ -154,8 +154,11 @@ def test_the_limit_that_a_running_job_has_counts_and_not_the_one_that_it_had(sub
 
 
 @one_mpi
-def test_a_job_that_is_to_stop_before_it_has_begun_does_not_restart_for_ever(submit):
-    assert submit.run(*SHORT, site="kill -USR1 $$\n") == ("FAILED", "75:0")
+@pytest.mark.parametrize("when", ["before", "while the ranks start"])
+def test_a_job_that_is_to_stop_before_it_has_begun_does_not_restart_for_ever(submit, when):
+    while_starting = "case $* in *'mpi_rollout run'*) trap '' USR1; kill -USR1 $PPID; sleep 1; exit 75 ;; esac"
+    site = "kill -USR1 $$\n" if when == "before" else with_srun(submit.folder, while_starting)
+    assert submit.run(*SHORT, site=site) == ("FAILED", "75:0")
     [line] = submit.messages
     assert "stopped by SIGUSR1 before the ranks had begun; give the job more --time" in line
 
