@@ -109,9 +109,14 @@ def _no_finalize() -> Iterator[None]:
 
 
 def is_loss(error: BaseException) -> bool:
-    """Tell whether MPICH reports by this error that a rank is gone, right before its launcher ends the others."""
+    """Tell whether MPICH reports by this error that a rank is gone, right before its launcher ends the others.
+
+    Who waits for several requests at once is told that one of them has failed.
+    """
     mpi = loaded_mpi()
-    return mpi is not None and isinstance(error, mpi.Exception) and error.Get_error_class() == mpi.ERR_OTHER
+    if mpi is None or not isinstance(error, mpi.Exception):
+        return False
+    return error.Get_error_class() in (mpi.ERR_OTHER, mpi.ERR_IN_STATUS)
 
 
 def _lost_ranks(comm: "MPI.Comm", error: BaseException) -> list[int]:

@@ -111,3 +111,15 @@ def test_a_rank_that_fails_alone_says_so_and_ends_all(
     with pytest.raises(Left), job_end.all_or_none(comm):
         raise error
     assert calls == ["allow", f"abort {code}", code] and capfd.readouterr().err.startswith(words)
+
+
+@pytest.mark.parametrize("name", ["ERR_OTHER", "ERR_IN_STATUS"])
+def test_a_rank_that_mpich_finds_gone_is_told_in_one_line(calls: list, capfd: pytest.CaptureFixture, name: str):
+    """The second comes to a rank that waits for several messages at once."""
+    mpi = pytest.importorskip("mpi4py.MPI")
+    comm = SimpleNamespace(rank=0, size=2, Abort=lambda code: calls.append(f"abort {code}"))
+    with pytest.raises(Left), job_end.all_or_none(comm):
+        raise mpi.Exception(getattr(mpi, name))
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"mpi_rollout: rank 0 ({HOST}): another rank is gone; MPI says: ")
+    assert calls == ["allow", "abort 70", 70]
