@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from mpi_rollout.core.spaces import Space, Tree
 from mpi_rollout.data.columns import group_tree, map_tree
-from mpi_rollout.storage.stored_run import StoredRun
+from mpi_rollout.storage.stored_file import StoredRun
 
 
 class Batch(NamedTuple):
