@@ -162,7 +162,7 @@ class Root:
     def _resume(self, past: Past) -> Collector:
         """Go on from the last step that an earlier start of the run committed."""
         from mpi_rollout.data.columns import columns_of
-        from mpi_rollout.storage.stored_file import StoredRun
+        from mpi_rollout.storage.stored_run import StoredRun
 
         self._status.tell("running", num_steps=self._state.num_safe)
         source = self._output.source

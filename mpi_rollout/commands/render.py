@@ -32,7 +32,7 @@ from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError, Interrupted, RolloutError, StorageError, UsageError
 from mpi_rollout.process.paths import located
 from mpi_rollout.storage.ownership import check_place, removed, temporary_path
-from mpi_rollout.storage.stored_file import StoredRun
+from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.text import counted, pip_install, system_words, words_of
 
 MODE = "rgb_array"

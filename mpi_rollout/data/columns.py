@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpi_rollout.core.spaces import Space, Tree, leaves, tree_of
-from mpi_rollout.storage.stored_file import StoredRun
+from mpi_rollout.storage.stored_run import StoredRun
 
 Index: TypeAlias = int | slice | EllipsisType | list[int] | np.ndarray  # An index of one axis, as NumPy takes it.
 

@@ -15,7 +15,7 @@ import numpy as np
 from mpi_rollout.core.columns import TABLE, has_last_row
 from mpi_rollout.core.spaces import Space
 from mpi_rollout.data.episodes import Arrays, Episode, EpisodeColumns
-from mpi_rollout.storage.stored_file import StoredRun
+from mpi_rollout.storage.stored_run import StoredRun
 
 Bounds: TypeAlias = tuple[float | None, float | None]
 EpisodeRows: TypeAlias = np.ndarray | np.void | Sequence[np.void]  # Rows of a table of episodes: some, or a single one.

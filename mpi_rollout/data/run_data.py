@@ -17,7 +17,7 @@ from mpi_rollout.data.reading import EpisodeRows, Reading, as_table, check_group
 from mpi_rollout.data.transitions import Batch, FileTransitions, Transitions
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.schema import EPISODE
-from mpi_rollout.storage.stored_file import StoredRun
+from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import parsed, text
 from mpi_rollout.storage.values import space_of
 

@@ -17,6 +17,7 @@ from mpi_rollout.errors import ContentError, DataError, UsageError
 from mpi_rollout.storage.episodes import first_impossible, num_reset_rows_of
 from mpi_rollout.storage.file_chunks import FileChunks
 from mpi_rollout.storage.schema import (
+    COMMIT,
     EPISODE,
     FAULT,
     FORMAT,
@@ -26,7 +27,9 @@ from mpi_rollout.storage.schema import (
     RESET,
     check_datasets,
     digest_of,
+    expected_leaves,
     expected_rows,
+    is_manifest,
     is_recording,
     is_sparse,
 )
@@ -39,6 +42,7 @@ from mpi_rollout.storage.untrusted import (
     number,
     parsed,
     reading,
+    table_of,
     text,
 )
 from mpi_rollout.storage.values import wrong_in
@@ -90,7 +94,8 @@ class CheckedFile:
         check_attributes(self.root)
         self.config, version = read_config(self.root["config"], path), count(self.root, "format_version")
         expected = expected_rows(self.root, self.config, version, "chunks" in file or version >= LISTED_SINCE)
-        self.datasets = checked_objects(file, tell, expected)
+        columns = expected_leaves(self.root, version) if is_manifest(self.root) else ()
+        self.datasets = checked_objects(file, tell, expected, {f"trajectories/{name}" for name in columns})
         check_datasets(self.datasets, expected, self.config.compression)
         tell("its root group")
         self.is_complete = bool(text(self.root, "finished").strip())
@@ -179,6 +184,11 @@ class CheckedFile:
         if ((rows["env_index"] < 0) | (rows["env_index"] >= num_envs) | (rows["step"] < 0)).any():
             raise ContentError("resets names an env or a step that cannot be; the file is damaged")
         return rows[rows["step"] <= self.num_steps]
+
+    def last_digest(self) -> str:
+        """Return the digest of the last commit, in hexadecimal digits; "" before the first one."""
+        commits = table_of(self.file, "commits") if "commits" in self.file else np.zeros(0, COMMIT)
+        return bytes(commits["digest"][-1]).hex() if len(commits) else ""
 
     def columns(self) -> dict[str, dict[str, object]]:
         """Return the shape and the dtype of each column, as JSON can hold them."""

@@ -21,7 +21,7 @@ from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make
 from mpi_rollout.storage.same_run import check_same_run, why_not_brought_back
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.storage.status import refuse_running, status_path
-from mpi_rollout.storage.stored_file import StoredRun
+from mpi_rollout.storage.stored_run import StoredRun
 
 DEFAULT_FOLDER = "results"  # The folder of outputs without `--out`, made where a command is started.
 

@@ -1,4 +1,4 @@
-"""One file of a run, opened for reading in this process, and opened again where that is needed.
+"""One file of a run, opened for reading in this process, and opened again where that is needed; see `stored_run`.
 
 A run may be writing it.  HDF5 keeps what it has read of the file's index, so that it does not see later steps: they are
 there after `refresh`.  An error amid reading may come from a write at that moment: the file is then opened again.
@@ -13,7 +13,6 @@ from typing import TypeVar
 import h5py
 import numpy as np
 
-from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.process.paths import current
@@ -26,7 +25,7 @@ from mpi_rollout.text import first_line
 
 ATTEMPTS = 3
 Content = TypeVar("Content")
-_sources: "weakref.WeakSet[StoredRun]" = weakref.WeakSet()
+_sources: "weakref.WeakSet[StoredFile]" = weakref.WeakSet()
 
 
 @atexit.register
@@ -36,10 +35,31 @@ def _close_all() -> None:
         source.close()
 
 
-class StoredRun:
-    """A file, its attributes, and the rows of its columns that are committed.
+class Place:
+    """Where a file is that a run may be writing, and how messages call it.
 
     A relative path begins in the current folder of now, wherever envs go meanwhile; messages have it as it was given.
+    """
+
+    def __init__(self, path: str, folder: str | None = None):
+        self.path, self.folder = path, current() if folder is None else folder
+        self._whole = path and os.path.join(self.folder, path)
+
+    def locate(self) -> str:
+        """Return the whole path that the file has now: a run takes the `.part` away when it is complete."""
+        whole = self._whole.removesuffix(".part")
+        if not os.path.lexists(self._whole) and os.path.lexists(whole):
+            self.path, self._whole = self.path.removesuffix(".part"), whole
+        return self._whole
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state of a copy in another process, which may have another current folder."""
+        return self.__dict__ | {"path": self._whole}
+
+
+class StoredFile:
+    """A file, its attributes, and the rows of its columns that are committed.
+
     DataError from the constructor if it is no file of a run, or is damaged.
 
     Attributes
@@ -54,10 +74,14 @@ class StoredRun:
         The rows of /resets; None where a run took the steps.
     episodes
         The rows of /episodes of committed steps, also of those that the run's end has cut.
+    faults
+        The rows of /faults of committed steps.
+    last_digest, wrong_values
+        Of a shard: the digest of its last commit, and the wrong values that its attributes record.
     """
 
-    def __init__(self, path: str):
-        self.path, self._place = path, path and os.path.join(current(), path)
+    def __init__(self, place: Place):
+        self._place = place
         self._file: h5py.File | None = None
         self._stored: FileChunks
         self._pid = 0
@@ -68,19 +92,23 @@ class StoredRun:
         self.close()
         steadily(self.locate(), self._look)
 
+    @property
+    def path(self) -> str:
+        """The name of the file in messages."""
+        return self._place.path
+
     def locate(self) -> str:
-        """Return the whole path that the file has now: a run takes the `.part` away when it is complete."""
-        whole = self._place.removesuffix(".part")
-        if not os.path.lexists(self._place) and os.path.lexists(whole):
-            self.path, self._place = self.path.removesuffix(".part"), whole
-        return self._place
+        """Return the whole path that the file has now."""
+        return self._place.locate()
 
     def _look(self) -> None:
         place = self.locate()
         with checked(self.path, lambda doing: None, place=place) as checks:
             self.attributes, self.config, self.is_complete = checks.root, checks.config, checks.is_complete
             self.is_sealed, self.num_steps, self.reproducibility = checks.is_sealed, checks.num_steps, checks.promise
-            self.episodes, self.resets = checks.committed_episodes(), checks.resets()
+            self.episodes, self.resets, self.faults = checks.committed_episodes(), checks.resets(), checks.faults()
+            if "run" in checks.root:
+                self.last_digest, self.wrong_values = checks.last_digest(), checks.wrong_values()
             datasets = checks.trajectories()
             self.leaves = {
                 name: Leaf(tuple(name.split("/")), dataset.dtype, dataset.shape[2:])
@@ -88,15 +116,13 @@ class StoredRun:
             }
             self.chunks = {name: dataset.chunks for name, dataset in datasets.items()}
 
-    def check_has_steps(self) -> None:
-        """Raise DataError if its run did not store trajectories."""
-        if not self.config.trajectories:
-            raise DataError(f"{self.path} has no trajectories: its run measured throughput only")
-
-    def has(self, rows: np.ndarray) -> np.ndarray:
-        """Tell for each episode whether its steps are in the file."""
-        is_inside = (rows["env_index"] >= 0) & (rows["env_index"] < self.config.num_envs) & (rows["start"] >= 0)
-        return np.asarray(is_inside & (rows["length"] >= 0) & (rows["start"] + rows["length"] <= self.num_steps))
+    def limit_to(self, num_steps: int) -> None:
+        """Let only the first steps count, where there are more."""
+        if num_steps < self.num_steps:
+            self.close()
+            self.num_steps, self.is_sealed = num_steps, False
+            self.episodes = self.episodes[self.episodes["start"] + self.episodes["length"] <= num_steps]
+            self.faults = self.faults[self.faults["step"] < num_steps]
 
     @property
     def _chunks(self) -> FileChunks:
@@ -122,7 +148,7 @@ class StoredRun:
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state of a copy in another process, which opens the file itself."""
-        return self.__dict__ | {"_file": None, "_stored": None, "path": self._place}
+        return self.__dict__ | {"_file": None, "_stored": None}
 
     def close(self) -> None:
         """Close the file, if it is open; it is opened again when it is needed."""
@@ -131,23 +157,11 @@ class StoredRun:
             self._file.close()
         self._file = None
 
-    def num_rows(self, name: str) -> int:
-        """Return the number of committed rows of a column; 0 before the first step."""
-        return self.num_steps + has_last_row(name) if self.num_steps else 0
-
     def read(self, name: str, rows: slice | np.ndarray, envs: slice, into: np.ndarray | None = None) -> np.ndarray:
-        """Read a range of a column's rows (into an array, if one is given), or single rows in any order, of some envs.
-
-        Every chunk is checked.
-        """
+        """Read as `StoredRun.read` does; `into` is for a range of rows."""
         if isinstance(rows, slice):
             return self.attempt(lambda: self.stored(name).read(rows.start, rows.stop, envs, into), name)
         return self.attempt(lambda: self.stored(name).pick(rows, envs), name)
-
-    @property
-    def ended(self) -> np.ndarray:
-        """The rows of the episodes that have ended."""
-        return np.asarray(self.episodes[self.episodes["terminated"] | self.episodes["truncated"]])
 
     def unfinished(self) -> np.ndarray:
         """Return the rows of the episodes that the end of the data cuts: neither terminated nor truncated.

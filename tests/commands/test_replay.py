@@ -23,7 +23,7 @@ from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.env_maker import EnvMaker, maker_of
 from mpi_rollout.errors import UsageError
 from mpi_rollout.storage.schema import EPISODE
-from mpi_rollout.storage.stored_file import StoredRun
+from mpi_rollout.storage.stored_run import StoredRun
 
 MOODY = """
 import random

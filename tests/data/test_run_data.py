@@ -16,7 +16,7 @@ import mpi_rollout
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.data import reading
 from mpi_rollout.errors import DataError
-from mpi_rollout.storage.stored_file import StoredRun
+from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.values import space_of
 
 

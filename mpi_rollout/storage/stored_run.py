@@ -1,0 +1,215 @@
+"""What a run has written, of which the readers ask: one file, or a set of shards as if it were one.
+
+A set is read through its shards, each of which is checked as any file, and must be the one that its manifest means.
+The virtual datasets of the manifest are for other programs: HDF5 takes zeros for a shard that is missing.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mpi_rollout.core.columns import has_last_row
+from mpi_rollout.errors import DataError
+from mpi_rollout.storage.manifest import Manifest, is_set, read_manifest
+from mpi_rollout.storage.shard_files import shard_path
+from mpi_rollout.storage.stored_file import Place, StoredFile
+from mpi_rollout.storage.untrusted import steadily
+from mpi_rollout.text import counted
+
+MOST_OPEN = 256  # Shards with open files, of two descriptors each: most systems let a process have 1024 of these.
+
+
+class Part(NamedTuple):
+    """A file of a run, and which envs it has."""
+
+    file: StoredFile
+    envs: range
+
+
+class StoredRun:
+    """The attributes of a run, and the rows of its columns that are committed.
+
+    A relative path begins in the current folder of now, wherever envs go meanwhile; messages have it as it was given.
+    DataError from the constructor if it is no file of a run, or is damaged; or if a shard is missing or another one.
+
+    Attributes
+    ----------
+    parts
+        Its files: one, or its shards in the order of envs.
+    attributes, config, leaves, chunks, reproducibility, resets
+        As those of a `StoredFile`.
+    num_steps
+        Committed steps, when the run was last looked at; of shards the least, and a shard that is ahead waits.
+    episodes, faults
+        The rows of all files, in the order and with the envs of a single one.
+    """
+
+    def __init__(self, path: str):
+        self._place = Place(path)
+        self.parts: Sequence[Part] = ()
+        self._opened: list[StoredFile] = []
+        self.look()
+
+    @property
+    def path(self) -> str:
+        """The name of the file in messages; of a set, that of its manifest."""
+        return self._place.path
+
+    def locate(self) -> str:
+        """Return the whole path that the file has now."""
+        return self._place.locate()
+
+    def look(self) -> None:
+        """Read what is committed now."""
+        self.close()
+        if is_set(self.locate()):
+            steadily(self.locate(), self._look_at_set)
+        else:
+            self._look_at_file()
+
+    def _look_at_file(self) -> None:
+        file = StoredFile(self._place)
+        self.manifest: Manifest | None = None
+        self._take_facts(file, [Part(file, range(file.config.num_envs))])
+        self.is_sealed, self.num_steps = file.is_sealed, file.num_steps
+        self.resets, self.episodes, self.faults = file.resets, file.episodes, file.faults
+
+    def _look_at_set(self) -> None:
+        self.manifest = manifest = read_manifest(self.path, self.locate())
+        self._take_facts(manifest, [Part(self._shard_of(envs), envs) for envs in manifest.ranges])
+        for number in range(len(self.parts)):
+            self._check_shard(manifest, number)
+        least = min(part.file.num_steps for part in self.parts)
+        self.is_sealed, self.resets = manifest.is_complete, None
+        self.num_steps = manifest.num_steps if manifest.is_complete else least
+        for part in self.parts:
+            part.file.limit_to(self.num_steps)
+        faults, episodes = (self._merged(name) for name in ("faults", "episodes"))
+        self.faults = faults[np.lexsort((faults["env_index"], faults["step"]))]
+        is_cut, ends = ~(episodes["terminated"] | episodes["truncated"]), episodes["start"] + episodes["length"]
+        self.episodes = episodes[np.lexsort((episodes["env_index"], ends, is_cut))]
+
+    def _take_facts(self, source: StoredFile | Manifest, parts: Sequence[Part]) -> None:
+        self.attributes, self.config, self.parts = source.attributes, source.config, parts
+        self.is_complete, self.reproducibility = source.is_complete, source.reproducibility
+        self.leaves, chunks = parts[0].file.leaves, [part.file.chunks for part in parts]
+        self.chunks = {name: max(shapes[name] for shapes in chunks) for name in self.leaves}
+        self._first_envs = np.array([part.envs.start for part in parts])
+
+    def _shard_of(self, envs: range) -> StoredFile:
+        """Open a shard; one that is being written, or extended, has more steps than a complete one."""
+        path = shard_path(self.path, envs)
+        place = Place(path if self.path_is_whole else f"{path}.part", self._place.folder)
+        if not os.path.lexists(place.locate()):
+            again = "" if self.path_is_whole else ", or the command of its run makes it again"
+            raise DataError(f"{path}: there is no such file; it is a shard of {self.path}: put it back there{again}")
+        return StoredFile(place)
+
+    @property
+    def path_is_whole(self) -> bool:
+        """The file has the name of a complete one."""
+        return not self.path.endswith(".part")
+
+    def _check_shard(self, manifest: Manifest, number: int) -> None:
+        """Raise DataError if a file is not the shard that its manifest means."""
+        (file, envs), names = self.parts[number], ("spaces", "autoreset_mode")
+        first_env, num_envs = file.config.first_env - self.config.first_env, file.config.num_envs
+        problem = ""
+        if file.attributes.get("run") != manifest.run:
+            problem = f"it is of another run than {self.path}"
+        elif range(first_env, first_env + num_envs) != envs:
+            problem = f"it has envs {first_env} to {first_env + num_envs - 1} of the run, as another shard"
+        elif any(file.attributes[name] != self.attributes[name] for name in names):
+            problem = f"its spaces are not those of {self.path}"
+        elif manifest.is_complete and (file.num_steps, file.last_digest) != manifest.ends[number]:
+            had = f"{self.path} was made with another one of {manifest.ends[number][0]:,}"
+            problem = f"it has {counted(file.num_steps, 'step')}, {had}"
+            if os.path.lexists(f"{self.locate()}.part"):
+                problem += f"; its run is being extended: read {self.path}.part"
+        if problem:
+            raise DataError(f"{file.path}: {problem}; put back the file that was there")
+
+    def _merged(self, table: str) -> np.ndarray:
+        """Put the rows of a table of all files together, with the envs of the run."""
+        parts = []
+        for file, envs in self.parts:
+            rows = getattr(file, table).copy()
+            rows["env_index"] += envs.start
+            parts.append(rows)
+        return np.concatenate(parts)
+
+    def check_has_steps(self) -> None:
+        """Raise DataError if its run did not store trajectories."""
+        if not self.config.trajectories:
+            raise DataError(f"{self.path} has no trajectories: its run measured throughput only")
+
+    def has(self, rows: np.ndarray) -> np.ndarray:
+        """Tell for each episode whether its steps are in the file."""
+        is_inside = (rows["env_index"] >= 0) & (rows["env_index"] < self.config.num_envs) & (rows["start"] >= 0)
+        return np.asarray(is_inside & (rows["length"] >= 0) & (rows["start"] + rows["length"] <= self.num_steps))
+
+    def close(self) -> None:
+        """Close the files that are open; they are opened again when they are needed."""
+        for file, _ in self.parts:
+            file.close()
+
+    def num_rows(self, name: str) -> int:
+        """Return the number of committed rows of a column; 0 before the first step."""
+        return self.num_steps + has_last_row(name) if self.num_steps else 0
+
+    def read(self, name: str, rows: slice | np.ndarray, envs: slice, into: np.ndarray | None = None) -> np.ndarray:
+        """Read a range of a column's rows (into an array, if one is given), or single rows in any order, of some envs.
+
+        Every chunk is checked.  Only the files are opened that have these envs.
+        """
+        if len(self.parts) == 1:
+            return self.parts[0].file.read(name, rows, envs, into)
+        leaf, num_rows = self.leaves[name], rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        array = np.empty((num_rows, envs.stop - envs.start, *leaf.shape), leaf.dtype) if into is None else into
+        for file, inner, outer in self._overlaps(envs):
+            if isinstance(rows, slice):
+                file.read(name, rows, inner, array[:, outer])
+            else:
+                array[:, outer] = file.read(name, rows, inner)
+        return array
+
+    def _overlaps(self, envs: slice) -> Iterator[tuple[StoredFile, slice, slice]]:
+        """Yield the files that have some of a range of envs: which of theirs, and which of the range these are."""
+        for number, (file, there) in enumerate(self.parts):
+            first, stop = max(envs.start, there.start), min(envs.stop, there.stop)
+            if first < stop:
+                self.use(number)
+                yield file, slice(first - there.start, stop - there.start), slice(first - envs.start, stop - envs.start)
+
+    def use(self, number: int) -> StoredFile:
+        """Return a file that is going to be read; of many, close those that were read longest ago."""
+        file = self.parts[number].file
+        if file not in self._opened:
+            self._opened.append(file)
+        if len(self._opened) > MOST_OPEN:
+            self._opened.pop(0).close()
+        return file
+
+    def parts_of(self, envs: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
+        """Divide envs by their files; yield the number of each file, and the places of its envs in the array."""
+        numbers = np.searchsorted(self._first_envs, envs, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            yield number, np.flatnonzero(numbers == number)
+
+    @property
+    def ended(self) -> np.ndarray:
+        """The rows of the episodes that have ended."""
+        return np.asarray(self.episodes[self.episodes["terminated"] | self.episodes["truncated"]])
+
+    def unfinished(self) -> np.ndarray:
+        """Return the rows of the episodes that the end of the data cuts: neither terminated nor truncated."""
+        tables = []
+        for file, envs in self.parts:
+            rows = file.unfinished().copy()
+            rows["env_index"] += envs.start
+            tables.append(rows)
+            if len(self.parts) > 1:
+                file.close()
+        return np.concatenate(tables)
