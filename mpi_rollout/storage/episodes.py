@@ -38,13 +38,15 @@ class EpisodeTable:
     ----------
     seed
         Of the run; None where the envs have no seed for each episode; -1 is stored then.
+    first_env
+        The index of env 0 in a larger run, from which seeds follow.
     num_reset_rows
         Rows between two episodes: 1, or 0 where envs begin the next episode in the step that ends one.  There is none
         where a trainer has reset the env, see `note_resets`.
     """
 
-    def __init__(self, num_envs: int, seed: int | None, num_reset_rows: int = 1):
-        self._run_seed, self._to_next = seed, 1 + num_reset_rows
+    def __init__(self, num_envs: int, seed: int | None, num_reset_rows: int = 1, first_env: int = 0):
+        self._run_seed, self._to_next, self._first_env = seed, 1 + num_reset_rows, first_env
         self._start = np.zeros(num_envs, np.int64)
         self._return = np.zeros(num_envs)
         self._count = np.zeros(num_envs, np.int64)
@@ -172,7 +174,7 @@ class EpisodeTable:
     def _seed(self, env: np.ndarray, start: np.ndarray, episode: np.ndarray) -> np.ndarray:
         """Return the seeds of episodes, by their envs, first steps, and how many of the env were before; -1: none."""
         if self._run_seed is not None:
-            return seeds_of_episodes(self._run_seed, env, episode)
+            return seeds_of_episodes(self._run_seed, env + self._first_env, episode)
         if not len(self._resets):
             return np.full(len(env), -1)
         place = self._place_of_reset(env, start)
@@ -228,7 +230,8 @@ def make_table(
     Files of older versions do not say in their attributes whether episodes have seeds: those of loops have.
     """
     has_seeds = bool(attributes.get("has_episode_seeds", config.vectorization_mode == "sync"))
-    table = EpisodeTable(config.num_envs, config.seed if has_seeds else None, num_reset_rows_of(attributes))
+    seed = config.seed if has_seeds else None
+    table = EpisodeTable(config.num_envs, seed, num_reset_rows_of(attributes), config.first_env)
     if faults is not None:
         table.note_faults(faults)
     if resets is not None:
