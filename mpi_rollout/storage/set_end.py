@@ -25,13 +25,11 @@ from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import Tell, attributes_of
 from mpi_rollout.storage.values import wrong_in
 
-Extent = tuple[tuple[int, ...], tuple[int, ...], int]  # First and last element of a selection, and their number.
+Extent = tuple[object, ...]  # First and last element of a selection, and their number; none of a whole dataset.
 Source = tuple[str, str, Extent, Extent]
 
 
-def complete_manifest(
-    path: str, ending: Ending, intervals: np.ndarray, replaces: tuple[int, int] | None = None
-) -> str:
+def complete_manifest(path: str, ending: Ending, intervals: np.ndarray, replaces: tuple[int, int] | None = None) -> str:
     """Make the complete manifest `path` of a set, in place of its `.part`, whose lock this process holds; return it.
 
     All shards must be complete and have their names.
@@ -165,4 +163,5 @@ def _sources_of(dataset: h5py.Dataset) -> list[Source]:
 
 
 def _extent_of(space: h5py.h5s.SpaceID) -> Extent:
-    return (*space.get_select_bounds(), space.get_select_npoints())
+    is_all = space.get_select_type() == h5py.h5s.SEL_ALL
+    return () if is_all else (*space.get_select_bounds(), space.get_select_npoints())
