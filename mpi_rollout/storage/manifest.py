@@ -2,7 +2,7 @@
 
 A set is one run in several files.  A shard is an ordinary file, of a run of fewer envs that knows its first env; the
 attribute `run`, which all files of a set have, says that they belong together.  The manifest has the attributes of the
-whole run, and no columns of its own; see `set_end` for what it has when all shards are complete.
+whole run, and no columns of its own; see `set_check` for what it has when all shards are complete.
 """
 
 import json

@@ -80,8 +80,8 @@ class StoredFile:
         Of a shard: the digest of its last commit, and the wrong values that its attributes record.
     """
 
-    def __init__(self, place: Place):
-        self._place = place
+    def __init__(self, place: Place, is_rescue: bool = False):
+        self._place, self._is_rescue = place, is_rescue
         self._file: h5py.File | None = None
         self._stored: FileChunks
         self._pid = 0
@@ -103,7 +103,7 @@ class StoredFile:
 
     def _look(self) -> None:
         place = self.locate()
-        with checked(self.path, lambda doing: None, place=place) as checks:
+        with checked(self.path, lambda doing: None, is_rescue=self._is_rescue, place=place) as checks:
             self.attributes, self.config, self.is_complete = checks.root, checks.config, checks.is_complete
             self.is_sealed, self.num_steps, self.reproducibility = checks.is_sealed, checks.num_steps, checks.promise
             self.episodes, self.resets, self.faults = checks.committed_episodes(), checks.resets(), checks.faults()
@@ -135,7 +135,9 @@ class StoredFile:
     def _open(self) -> None:
         file = open_unmarked(place := self.locate())
         try:
-            self._stored = FileChunks(file, place, self.num_steps, self.is_sealed, is_at_least=True)
+            self._stored = FileChunks(
+                file, place, self.num_steps, self.is_sealed, not self._is_rescue, is_at_least=True
+            )
         except BaseException:
             file.close()
             raise

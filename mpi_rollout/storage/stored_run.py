@@ -4,7 +4,6 @@ A set is read through its shards, each of which is checked as any file, and must
 The virtual datasets of the manifest are for other programs: HDF5 takes zeros for a shard that is missing.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,10 +12,9 @@ import numpy as np
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.manifest import Manifest, is_set, read_manifest
-from mpi_rollout.storage.shard_files import shard_path
+from mpi_rollout.storage.shards import open_shard
 from mpi_rollout.storage.stored_file import Place, StoredFile
 from mpi_rollout.storage.untrusted import steadily
-from mpi_rollout.text import counted
 
 MOST_OPEN = 256  # Shards with open files, of two descriptors each: most systems let a process have 1024 of these.
 
@@ -33,6 +31,7 @@ class StoredRun:
 
     A relative path begins in the current folder of now, wherever envs go meanwhile; messages have it as it was given.
     DataError from the constructor if it is no file of a run, or is damaged; or if a shard is missing or another one.
+    In a rescue, as `checked_file.checked` has it, there are no episodes.
 
     Attributes
     ----------
@@ -46,8 +45,8 @@ class StoredRun:
         The rows of all files, in the order and with the envs of a single one.
     """
 
-    def __init__(self, path: str):
-        self._place = Place(path)
+    def __init__(self, path: str, is_rescue: bool = False):
+        self._place, self._is_rescue = Place(path), is_rescue
         self.parts: Sequence[Part] = ()
         self._opened: list[StoredFile] = []
         self.look()
@@ -70,20 +69,19 @@ class StoredRun:
             self._look_at_file()
 
     def _look_at_file(self) -> None:
-        file = StoredFile(self._place)
-        self.manifest: Manifest | None = None
+        file = StoredFile(self._place, self._is_rescue)
         self._take_facts(file, [Part(file, range(file.config.num_envs))])
         self.is_sealed, self.num_steps = file.is_sealed, file.num_steps
         self.resets, self.episodes, self.faults = file.resets, file.episodes, file.faults
 
     def _look_at_set(self) -> None:
-        self.manifest = manifest = read_manifest(self.path, self.locate())
-        self._take_facts(manifest, [Part(self._shard_of(envs), envs) for envs in manifest.ranges])
-        for number in range(len(self.parts)):
-            self._check_shard(manifest, number)
-        least = min(part.file.num_steps for part in self.parts)
+        manifest = read_manifest(self.path, self.locate())
+        files = [open_shard(manifest, number, self._place, self._is_rescue) for number in range(len(manifest.ranges))]
+        self._take_facts(manifest, list(map(Part, files, manifest.ranges)))
         self.is_sealed, self.resets = manifest.is_complete, None
-        self.num_steps = manifest.num_steps if manifest.is_complete else least
+        self.num_steps = min(file.num_steps for file in files)
+        if manifest.is_complete:
+            self.num_steps = min(self.num_steps, manifest.num_steps)
         for part in self.parts:
             part.file.limit_to(self.num_steps)
         faults, episodes = (self._merged(name) for name in ("faults", "episodes"))
@@ -97,39 +95,6 @@ class StoredRun:
         self.leaves, chunks = parts[0].file.leaves, [part.file.chunks for part in parts]
         self.chunks = {name: max(shapes[name] for shapes in chunks) for name in self.leaves}
         self._first_envs = np.array([part.envs.start for part in parts])
-
-    def _shard_of(self, envs: range) -> StoredFile:
-        """Open a shard; one that is being written, or extended, has more steps than a complete one."""
-        path = shard_path(self.path, envs)
-        place = Place(path if self.path_is_whole else f"{path}.part", self._place.folder)
-        if not os.path.lexists(place.locate()):
-            again = "" if self.path_is_whole else ", or the command of its run makes it again"
-            raise DataError(f"{path}: there is no such file; it is a shard of {self.path}: put it back there{again}")
-        return StoredFile(place)
-
-    @property
-    def path_is_whole(self) -> bool:
-        """The file has the name of a complete one."""
-        return not self.path.endswith(".part")
-
-    def _check_shard(self, manifest: Manifest, number: int) -> None:
-        """Raise DataError if a file is not the shard that its manifest means."""
-        (file, envs), names = self.parts[number], ("spaces", "autoreset_mode")
-        first_env, num_envs = file.config.first_env - self.config.first_env, file.config.num_envs
-        problem = ""
-        if file.attributes.get("run") != manifest.run:
-            problem = f"it is of another run than {self.path}"
-        elif range(first_env, first_env + num_envs) != envs:
-            problem = f"it has envs {first_env} to {first_env + num_envs - 1} of the run, as another shard"
-        elif any(file.attributes[name] != self.attributes[name] for name in names):
-            problem = f"its spaces are not those of {self.path}"
-        elif manifest.is_complete and (file.num_steps, file.last_digest) != manifest.ends[number]:
-            had = f"{self.path} was made with another one of {manifest.ends[number][0]:,}"
-            problem = f"it has {counted(file.num_steps, 'step')}, {had}"
-            if os.path.lexists(f"{self.locate()}.part"):
-                problem += f"; its run is being extended: read {self.path}.part"
-        if problem:
-            raise DataError(f"{file.path}: {problem}; put back the file that was there")
 
     def _merged(self, table: str) -> np.ndarray:
         """Put the rows of a table of all files together, with the envs of the run."""

@@ -17,7 +17,7 @@ from mpi_rollout.storage.schema import LATER_ATTRIBUTES, digest_of
 from mpi_rollout.storage.set_end import complete_manifest
 from mpi_rollout.storage.shard_files import shard_path, shards_folder
 
-RUN, RANGES = "5eed", (range(0, 3), range(3, 4), range(4, 7))
+RUN, RANGES = "5eed", (range(3), range(3, 4), range(4, 7))
 MORE = ("format", "format_version", *LATER_ATTRIBUTES)
 
 
