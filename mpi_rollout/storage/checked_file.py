@@ -110,9 +110,7 @@ class CheckedFile:
 
     def limit_to(self, num_steps: int | None) -> None:
         """Let only the first `num_steps` steps count, if that is not None."""
-        if num_steps is not None and not 1 <= num_steps <= self.num_committed:
-            steps = f"1 to {self.num_committed}, the steps that are committed"
-            raise UsageError(f"--num-steps must be {steps}, got {num_steps}")
+        check_num_steps(num_steps, self.num_committed)
         if num_steps is not None and num_steps != self.num_steps:
             self.num_steps, self.is_sealed = num_steps, False
 
@@ -130,6 +128,10 @@ class CheckedFile:
         """Return the number of committed rows of a dataset of /trajectories; 0 before the first commit."""
         is_begun = self.num_steps > 0 or self.is_sealed
         return self.num_steps + (has_last_row(name) and is_begun)
+
+    def has(self, name: str) -> bool:
+        """Tell whether there is a column."""
+        return f"trajectories/{name}" in self.datasets
 
     def trajectories(self) -> dict[str, h5py.Dataset]:
         """Return the columns by their names."""
@@ -208,6 +210,13 @@ class CheckedFile:
             names.discard("throughput/ranks")
         columns = {f"trajectories/{name}": self._num_rows(name) for name in self.trajectories()}
         return {name: columns[name] if name in columns else self.stored.num_rows(name) for name in sorted(names)}
+
+
+def check_num_steps(num_steps: int | None, num_committed: int) -> None:
+    """Raise UsageError for a number of steps to take that is given, and that a run has not committed."""
+    if num_steps is not None and not 1 <= num_steps <= num_committed:
+        steps = f"1 to {num_committed}, the steps that are committed"
+        raise UsageError(f"--num-steps must be {steps}, got {num_steps}")
 
 
 def check_format(attributes: Mapping[str, object], path: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -11,6 +12,9 @@ from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import seeds_of_episodes
 from mpi_rollout.storage.file_chunks import FileChunks
 from mpi_rollout.storage.schema import EPISODE, RESET
+
+if TYPE_CHECKING:
+    from mpi_rollout.storage.set_source import SetSource
 
 ROWS_AT_A_TIME = 2**13
 WIDE = 512  # From so many envs on, a row at a time takes a tenth of the time of segments; with few, three times it.
@@ -244,7 +248,9 @@ def num_reset_rows_of(attributes: Mapping[str, object]) -> int:
     return int(attributes.get("autoreset_mode", AutoresetMode.NEXT_STEP.value) == AutoresetMode.NEXT_STEP.value)
 
 
-def stored_results(stored: FileChunks, num_steps: int, nbytes: int = 2**22, first: int = 0) -> Iterator[StoredResults]:
+def stored_results(
+    stored: "FileChunks | SetSource", num_steps: int, nbytes: int = 2**22, first: int = 0
+) -> Iterator[StoredResults]:
     """Read rewards and ends of steps `first` to `num_steps` - 1, block by block; ContentError if they are damaged."""
     rewards, *ends = (stored.chunks(f"trajectories/{name}") for name in ("rewards", "terminations", "truncations"))
     row_nbytes = 8 * rewards.shape[1]

@@ -5,7 +5,7 @@ the shards as one; their names are relative, so that file and folder can be move
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 
 import h5py
@@ -20,6 +20,7 @@ from mpi_rollout.storage.values import wrong_in
 
 Extent = tuple[object, ...]  # First and last element of a selection, and their number; none of a whole dataset.
 Source = tuple[str, str, Extent, Extent]
+WrongValues = list[dict[str, str | int]]
 
 
 def episodes_of(stored: StoredRun) -> np.ndarray:
@@ -44,11 +45,16 @@ def _relative(path: str, envs: range) -> str:
     return os.path.join(os.path.basename(os.path.dirname(name)), os.path.basename(name)).replace("%", "%%")
 
 
-def wrong_values_of(stored: StoredRun) -> list[dict[str, str | int]]:
-    """Return the wrong values that the shards of a set record, with the envs of the run: sums, and the first ones."""
+def wrong_values_of(stored: StoredRun) -> WrongValues:
+    """Return the wrong values that the shards of a set record."""
+    return merged_wrong_values((file.wrong_values, envs) for file, envs in stored.parts)
+
+
+def merged_wrong_values(parts: Iterable[tuple[WrongValues, range]]) -> WrongValues:
+    """Put the wrong values of all shards together, with the envs of the run: their sums, and the first ones."""
     whole: dict[tuple[str, str], dict[str, str | int]] = {}
-    for file, envs in stored.parts:
-        for wrong in file.wrong_values:
+    for values, envs in parts:
+        for wrong in values:
             here = wrong | {"env_index": int(wrong["env_index"]) + envs.start}
             before = whole.get(_place_of(wrong), here | {"count": 0})
             first = min(before, here, key=lambda each: (each["step"], each["env_index"]))
