@@ -78,7 +78,7 @@ def test_envs_are_read_from_their_shards_alone(complete: Path) -> None:
     with mpi_rollout.open(complete) as data:
         shards_of(complete)[0].unlink()
         assert data.rewards[:, 3:].shape == (NUM_STEPS, 4)
-        with pytest.raises(DataError, match="envs-0-2.h5: cannot read"):
+        with pytest.raises(DataError, match=r"envs-0-2\.h5: cannot read"):
             data.rewards[:, 2:]
 
 
