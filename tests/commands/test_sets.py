@@ -57,6 +57,7 @@ def test_it_is_inspected_and_verified_with_its_shards(job: Job, pair: tuple[Path
 
 
 def test_it_is_exported_and_filmed(job: Job, pair: tuple[Path, Path]):
+    pytest.importorskip("PIL")
     starts = [["export", "d4rl", path, f"{path.stem}.hdf5"] for path in pair]
     starts += [["render", path, *TRUST, "--episode", "longest", "--json", "--out", f"{path.stem}.gif"] for path in pair]
     results = job.series([Start(start) for start in starts])

@@ -53,11 +53,17 @@ def write(feed: Feed, path: Path, num_steps: int, kind: str) -> None:
 
 
 def written_set(
-    folder: Path, kind: str, space: spaces.Space = SMALL, ranges: Sequence[range] = RANGES, ahead: int = 4, **of_feed
+    folder: Path,
+    kind: str,
+    space: spaces.Space = SMALL,
+    ranges: Sequence[range] = RANGES,
+    ahead: int = 4,
+    name: str = "big.h5",
+    **of_feed,
 ) -> tuple[Path, Path]:
     """A set, and the single file of the same run; in one that is not complete, the last shard is `ahead`."""
     whole = Feed(space, ranges[-1].stop, **of_feed)
-    single, out = folder / "single.h5", folder / "set" / "big.h5"
+    single, out = folder / "single.h5", folder / "set" / name
     out.parent.mkdir()
     write(whole, single, NUM_STEPS, kind)
     part = "" if kind == "complete" else ".part"
