@@ -111,10 +111,7 @@ def claim_output(config: RolloutConfig) -> ClaimedOutput:
         The folder is missing or cannot be written to.
     """
     path, part = config.path, config.path + ".part"
-    for name in (part, path):
-        if is_set(name):
-            way_out = f"move it and {shards_folder(path)} away, or use another --out"
-            raise UsageError(f"--out {config.out}: {name} is a set of shards; add --storage sharded, {way_out}")
+    check_kind(config)
     warning = check_place(config)
     remove_unfinished(part + ".new")
     replaces = identity(path)
@@ -167,12 +164,28 @@ def check_place(config: RolloutConfig, is_set: bool = False) -> str:
     return warning
 
 
+def check_kind(config: RolloutConfig) -> None:
+    """Refuse, by UsageError, to go on with a set of shards as with one file, or the other way round."""
+    for path in filter(os.path.lexists, (config.path + ".part", config.path)):
+        if is_set(path) and config.storage == "single":
+            way_out = f"add --storage sharded, move it and {shards_folder(path)} away, or use another --out"
+            raise UsageError(f"--out {config.out}: {path} is a set of shards; {way_out}")
+        if config.overwrite and is_set(path):
+            remove = f"rm -r {quote(path)} {quote(shards_folder(path))}"
+            words = f"{path} is a set of shards; remove it with {remove}, or use another --out"
+            raise UsageError(f"--overwrite replaces single files, and {words}")
+        if config.storage == "sharded" and not is_set(path) and not (config.overwrite and path == config.path):
+            way_out = "leave out --storage sharded, move it away, or use another --out"
+            raise UsageError(f"--out {config.out}: {path} is one file, and this run writes shards; {way_out}")
+
+
 def check_output(config: RolloutConfig) -> None:
     """Refuse what `claim_output` refuses, as far as it can be told quickly; change nothing.
 
     It does not look for damage in an unfinished file, which takes time.
     """
     part = config.path + ".part"
+    check_kind(config)
     check_place(config)
     for unfinished in filter(os.path.lexists, (part + ".new", part)):
         lock(unfinished).release()

@@ -5,16 +5,15 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from shlex import quote
 
 from mpi_rollout.config import RolloutConfig, part_of_run
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.teams import Team
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
+from mpi_rollout.errors import AlreadyComplete, DataError
 from mpi_rollout.storage.checked_file import identity_of
-from mpi_rollout.storage.manifest import begin_manifest, is_set, read_manifest
-from mpi_rollout.storage.output import ClaimedOutput, check_place, claim_output, read_past
+from mpi_rollout.storage.manifest import begin_manifest, read_manifest
+from mpi_rollout.storage.output import ClaimedOutput, check_kind, check_place, claim_output, read_past
 from mpi_rollout.storage.ownership import Lock, identity, lock, make_folder
 from mpi_rollout.storage.same_run import check_same_run
 from mpi_rollout.storage.shard_files import shard_path, shards_folder
@@ -73,17 +72,11 @@ class ClaimedSet:
 def claim_set(config: RolloutConfig) -> ClaimedSet:
     """Look what is there, before anything is made; see `output.claim_output` for the errors."""
     path, part = config.path, config.path + ".part"
-    if config.overwrite and is_set(path):
-        folder = quote(shards_folder(path))
-        raise UsageError(
-            f"--overwrite replaces single files, and {path} is a set of shards; remove it with rm -r {quote(path)} "
-            f"{folder}, or use another --out"
-        )
+    check_kind(config)
     warning = check_place(config, is_set=True)
     replaces, run = identity(path), secrets.token_hex(8)
     ranges: Sequence[range] = ()
     if os.path.lexists(path) and not config.overwrite:
-        check_is_set(config, path)
         manifest = read_manifest(path)
         if not check_same_run(config, identity_of(manifest.attributes), path):
             raise AlreadyComplete(
@@ -95,20 +88,12 @@ def claim_set(config: RolloutConfig) -> ClaimedSet:
         return ClaimedSet(ranges, run, warning, replaces=replaces, is_new=not ranges)
     lock_of_part = lock(part)
     try:
-        check_is_set(config, part)
         manifest = read_manifest(part)
         check_same_run(config, identity_of(manifest.attributes), part)
     except BaseException:
         lock_of_part.release()
         raise
     return ClaimedSet(manifest.ranges, manifest.run, warning, lock_of_part, replaces)
-
-
-def check_is_set(config: RolloutConfig, path: str) -> None:
-    """Raise UsageError if a file that is there is no set of shards."""
-    if not is_set(path):
-        way_out = "leave out --storage sharded, move it away, or use another --out"
-        raise UsageError(f"--out {config.out}: {path} is one file, and this run writes shards; {way_out}")
 
 
 class ClaimedShards:

@@ -143,8 +143,9 @@ def test_what_does_not_fit_is_refused(job: Job, before: tuple[str, ...] | None, 
     small = ("--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "5", "--out", "run.h5")
     if before is not None:
         assert job(None, *small, *before).code == 0
-    result = job(None, *small, *arguments)
-    assert result.code == 64 and words in result.err and len(result.err.splitlines()) == 1, result.err
+    for more in ((), ("--dry-run",)):
+        result = job(None, *small, *arguments, *more)
+        assert result.code == 64 and words in result.err and len(result.err.splitlines()) == 1, result.err
 
 
 @pytest.mark.mpi(2)
