@@ -114,9 +114,10 @@ class Leaders:
     def agree_on(self, code: int) -> int:
         """Return the job's exit code, which the first leader gives, when all leaders may let their ranks out."""
         if not self.is_first:
-            for request in (*self._receiving, self._sending):
-                assert request is not None
-                request.Wait()
+            # Other teams may take hours more, and signals are heard between two looks only.
+            for request in filter(None, (*self._receiving, self._sending)):
+                while not request.Test():
+                    sleep(WAIT_S)
         return int(self._comm.bcast(code, ROOT))
 
     def free(self, comm: "MPI.Intracomm") -> None:
