@@ -89,7 +89,7 @@ class Root:
         self._status = Status(config.path, config.num_steps, config.num_episodes) if team.speaks else NoStatus()
         self._monitor = Monitor(config, self._driver, self._state, self._status, team.leaders)
         worker.on_stop = self._monitor.progress.close  # Launchers do not wait long.
-        lost_ranks = LostRanks(config, self._driver, list(hosts), say)
+        lost_ranks = LostRanks(config, self._driver, dict(zip(team.ranks, hosts, strict=True)), say)
         self._driver.on_loss = lambda ranks: lost_ranks.note(ranks, self._state)
         end = RunEnd if team.leaders is None else partial(TeamEnd, team)
         self._end = end(config, self._driver, self._state, self._status, self._monitor, lost_ranks, trace)

@@ -129,7 +129,8 @@ def _joined(config: RolloutConfig, comm: "MPI.Intracomm", teams: tuple[Team, ...
     team = teams[number]
     own_comm = comm if len(teams) == 1 else cast("MPI.Intracomm", comm.Split(number, comm.rank))
     leads = own_comm.rank == ROOT
-    leaders_comm = comm if comm.size == 1 else cast("MPI.Intracomm", comm.Split(int(leads), comm.rank))
+    # In the order of envs, which need not be that of ranks.
+    leaders_comm = comm if comm.size == 1 else cast("MPI.Intracomm", comm.Split(int(leads), number))
     if not leads:
         leaders_comm.Free()
     hosts = own_comm.gather(os.uname().nodename, ROOT)

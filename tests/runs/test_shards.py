@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import h5py
 import pytest
 from jobs import Collected, Job, assert_same_bytes, collected_in_ways, datasets
 from stopped_runs import HOST
@@ -46,6 +47,15 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
 @pytest.mark.parametrize("name", RUNS)
 def test_a_set_has_the_bytes_of_a_single_file(collected: Collected, num_ranks: int, name: str):
     assert_same_bytes(datasets(collected(num_ranks)[name][0]), datasets(collected(1)[name][1]))
+
+
+@pytest.mark.mpi(3, 5)
+def test_each_rank_reports_its_time(job: Job, num_ranks: int):
+    file = job.collect(num_ranks, *SHORT, *SIZE, *SHARDED, MPI_ROLLOUT_NODES="3")
+    with h5py.File(file) as stored:
+        ranks = stored["throughput/ranks"][:]
+    assert ranks["rank"].tolist() == list(range(num_ranks))
+    assert ranks["num_envs"].sum() == 13 and (ranks["step"] > 0).all()
 
 
 RUN = ("--env-factory", "stopping_envs:Counting", "--num-envs", "12", "--num-steps", "90", "--out", "run.h5")
