@@ -24,10 +24,12 @@ ENV_OPTIONS = ("env", "env_factory", "env_kwargs", "wrappers")
 # What decides on the data, and so must not change when a run is continued.
 DATA_OPTIONS = (
     *ENV_OPTIONS,
-    *("num_envs", "num_steps", "num_episodes", "seed", "episode_seeds", "policy", "policy_kwargs", "policy_device"),
-    *("policy_mode", "policy_block", "vectorization_mode"),
+    *("num_envs", "first_env", "num_steps", "num_episodes", "seed", "episode_seeds"),
+    *("policy", "policy_kwargs", "policy_device", "policy_mode", "policy_block", "vectorization_mode"),
     *("trajectories", "actions", "store_extras", "store_infos"),
 )
+
+MOST_ENVS = 2**31  # Random numbers of kernels and of JAX know an env by 31 bits of its index.
 
 # Options of older files: those with another name today, and those with another meaning, with the values that they had.
 NEW_NAMES = {
@@ -122,6 +124,8 @@ class RolloutConfig(RunOptions):
                 "--policy-on workers is for random actions and for policies that every rank can load: files, and "
                 f"MODULE:{MAKE_POLICY}; --policy {self.policy} is on rank 0 alone; leave one of the two out"
             )
+        if (last := self.first_env + self.num_envs - 1) >= MOST_ENVS:
+            yield f"--first-env {self.first_env} makes {last} the index of the last env; it must be below {MOST_ENVS}"
         if self.store_infos and not self.trajectories:
             yield "--store-infos stores them with the trajectories, got --no-trajectories; use one"
         if self.num_episodes is not None and not self.trajectories:

@@ -151,6 +151,11 @@ class RunOptions(SharedOptions):
         "callable of your own that takes an env and returns one (FILE.py:CALLABLE is possible, too)"
     )
     num_envs: int = to_run(64, least=1)("number of envs over all ranks")
+    first_env: int = to_run(0, least=0, metavar="A")(
+        "collect envs A to A + --num-envs - 1 of a larger run: the same data as there, for array jobs; the env factory "
+        "gets these indices as env_index; a list of --env-kwargs has this run's envs alone; the file and the messages "
+        "count this run's envs from 0"
+    )
     num_steps: int = to_run(1000, least=1)("number of steps of each env; with --num-episodes, at most so many")
     num_episodes: int | None = to_run(None, least=1, metavar="M")(
         "stop after the first step in which so many episodes have ended, of all envs together; --num-steps is the "

@@ -148,15 +148,23 @@ class Root:
         if config.is_random:
             return RankActions(driver)
         if config.acts_on_ranks:
-            return RankActions(driver, PolicyOnRanks(driver, policy, config.actions, config.block, config.seed))
+            by_env = config.block, config.seed, config.first_env
+            return RankActions(driver, PolicyOnRanks(driver, policy, config.actions, *by_env))
         spaces = driver.observation_space, driver.action_space
         model = driver.worker.policy.model or load_model(policy, *spaces)
         if policy.call is not None and not config.asks_in_blocks and not model.takes:
             return PolicyActions(driver, policy.call, most)
         if most > 1:
             raise too_short(most, "leave out --policy-on root" if config.has_model else f"give a {MAKE_POLICY}")
-        has_reset_rows = self._facts.has_reset_rows
-        make = partial(BlockPolicy, model, *spaces, block=config.block, seed=config.seed, has_reset_rows=has_reset_rows)
+        make = partial(
+            BlockPolicy,
+            model,
+            *spaces,
+            block=config.block,
+            seed=config.seed,
+            has_reset_rows=self._facts.has_reset_rows,
+            first_env=config.first_env,
+        )
         return ModelActions(driver, make, policy.name)
 
     def _resume(self, past: Past) -> Collector:

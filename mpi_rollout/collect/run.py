@@ -103,7 +103,7 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
     )
     world.take_names_off_shared_memory(comm)
     envs = rank_envs.plan.division.whole.envs_of(comm.rank)
-    seed_again = partial(seed_global_generators, config.seed, comm.rank)
+    seed_again = partial(seed_global_generators, config.seed, comm.rank, first_env=config.first_env)
     worker, facts = assemble(comm, rank_envs)
     limit = Limit(config, worker.exchanges.control, envs, facts.action_space)
     worker.methods |= {"limit": limit, "seed_again": seed_again}
@@ -154,7 +154,8 @@ def prepare(
 ) -> tuple[RankEnvs, PolicySource | None, "ClaimedOutput | None"]:
     """Check and make on this rank what can be made before the first message; policy and output on the root."""
     world.check_size(comm, config.expect_ranks)
-    seed_global_generators(config.seed, comm.rank)  # Before any code of envs and policy, which may do it otherwise.
+    # Before any code of envs and policy, which may do it otherwise.
+    seed_global_generators(config.seed, comm.rank, first_env=config.first_env)
     if config.on_rank_loss == "shrink":
         check_ulfm(comm)
     plan = plan_of(config, comm.size)
@@ -184,7 +185,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
     from mpi_rollout.storage.ownership import check_free_space
 
     with as_refusals():
-        seed_global_generators(config.seed, world.ROOT)
+        seed_global_generators(config.seed, world.ROOT, first_env=config.first_env)
         plan = plan_of(config, num_ranks)
         check_output(config)
         check_places(config)

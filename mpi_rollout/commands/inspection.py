@@ -70,8 +70,10 @@ def _head(summary: Summary) -> list[str]:
         state = f"what a run that did not end had committed, recovered {summary['recovered']}"
     promised = Reproducibility(summary["reproducibility"])
     is_said = config["vectorization_mode"] != "sync" or promised is not Reproducibility.EPISODE
+    first, num_envs = config["first_env"], config["num_envs"]
+    part = f" ({first} to {first + num_envs - 1} of a larger run)" * bool(first)
     origin = [
-        f"run           {counted(config['num_envs'], 'env')}, seed {config['seed']}, policy {_policy(summary)}, "
+        f"run           {counted(num_envs, 'env')}{part}, seed {config['seed']}, policy {_policy(summary)}, "
         f"{config['vectorization_mode']}" + f", {promised.words}" * is_said
     ]
     if summary["limits"]:

@@ -10,6 +10,11 @@ from mpi_rollout.errors import Option, UsageError
 from mpi_rollout.text import counted
 
 
+def shifted(envs: range, first_env: int) -> range:
+    """Return the indices of neighbouring envs in a larger run, of which env `first_env` is env 0 here."""
+    return range(envs.start + first_env, envs.stop + first_env)
+
+
 class RankRange(NamedTuple):
     """Neighbouring ranks with equally many envs each: one strided copy can move these."""
 

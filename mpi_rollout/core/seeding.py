@@ -119,13 +119,14 @@ class WordsOfEnvs:
         return self._philox.random_raw(self._stop)[self._first :]
 
 
-def seed_global_generators(seed: int, rank: int, num_steps: int = 0) -> None:
+def seed_global_generators(seed: int, rank: int, num_steps: int = 0, first_env: int = 0) -> None:
     """Seed `random` and `numpy.random`, from which some envs and policies draw.
 
     Their draws may differ on another number of ranks, and after the run was continued, with `num_steps` steps already:
-    without these, the run would repeat the draws of its beginning.
+    without these, the run would repeat the draws of its beginning.  So would runs of other envs of one larger run
+    repeat each other's without `first_env`.
     """
-    words = np.random.SeedSequence(seed, spawn_key=(rank, num_steps, 0, 0)).generate_state(8)
+    words = np.random.SeedSequence(seed, spawn_key=(rank, num_steps, 0, first_env)).generate_state(8)
     random.seed(words[:4].tobytes())
     np.random.seed(words[4:])
 

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from mpi_rollout.core.spaces import Space, Tree
 from mpi_rollout.data.columns import group_tree, map_tree
+from mpi_rollout.storage.stored_file import StoredFile
 from mpi_rollout.storage.stored_run import StoredRun
 
 
@@ -40,11 +41,11 @@ class Batch(NamedTuple):
 class MappedColumn:
     """The committed rows of one column, as they were when this was made; chunks are numbered as `ChunkReader` does."""
 
-    def __init__(self, source: StoredRun, name: str):
+    def __init__(self, source: StoredFile, name: str, num_rows: int):
         self._source, self._name, self._leaf = source, name, source.leaves[name]
         with open(source.locate(), "rb") as file:
             self._bytes = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-        chunks, self._num_rows = source.stored(name), source.num_rows(name)
+        chunks, self._num_rows = source.stored(name), num_rows
         self._rows, self._envs, self._across = chunks.rows, chunks.sizes[1], chunks.across
         self._offsets, self._is_packed, self._is_unchecked = chunks.lay_out(self._num_rows)
         self._has_packed = bool(self._is_packed.any())
@@ -90,7 +91,7 @@ class MappedColumn:
 
 
 class FileTransitions:
-    """All transitions of one file: those of episode after episode, in the order of a table."""
+    """All transitions of one run: those of episode after episode, in the order of a table."""
 
     def __init__(self, source: StoredRun, spaces: dict[str, Space | None], has_gaps: bool, episodes: np.ndarray):
         self._source, self._spaces, self._has_gaps = source, spaces, has_gaps
@@ -104,7 +105,7 @@ class FileTransitions:
         self._last = self._starts + episodes["length"] - 1
         self._ends = np.cumsum(lengths)
         self._before = self._ends - lengths
-        self._mapped: dict[str, MappedColumn] = {}
+        self._mapped: dict[tuple[str, int], MappedColumn] = {}
         self._pid = 0
 
     def __getstate__(self) -> dict[str, object]:
@@ -139,9 +140,21 @@ class FileTransitions:
         """Return the rows of some (step, env) of a column; DataError if it is damaged."""
         if self._pid != os.getpid():  # A forked process opens and maps the file itself.
             self._mapped, self._pid = {}, os.getpid()
-        if name not in self._mapped:
-            self._mapped[name] = self._source.attempt(lambda: MappedColumn(self._source, name), name)
-        return self._source.attempt(lambda: self._mapped[name].pick(steps, envs), name)
+        if len(self._source.parts) == 1:
+            return self._pick_of(0, name, steps, envs)
+        leaf = self._source.leaves[name]
+        rows = np.empty((len(steps), *leaf.shape), leaf.dtype)
+        for number, places in self._source.parts_of(envs):
+            first_env = self._source.parts[number].envs.start
+            rows[places] = self._pick_of(number, name, steps[places], envs[places] - first_env)
+        return rows
+
+    def _pick_of(self, number: int, name: str, steps: np.ndarray, envs: np.ndarray) -> np.ndarray:
+        file, key = self._source.use(number), (name, number)
+        if key not in self._mapped:
+            num_rows = self._source.num_rows(name)
+            self._mapped[key] = file.attempt(lambda: MappedColumn(file, name, num_rows), name)
+        return file.attempt(lambda: self._mapped[key].pick(steps, envs), name)
 
 
 class Transitions:

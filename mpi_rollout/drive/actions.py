@@ -84,11 +84,13 @@ class PolicyOnRanks:
         A rank cannot load it.
     """
 
-    def __init__(self, driver: Driver, source: PolicySource, actions: str, block: int, seed: int = 0) -> None:
+    def __init__(
+        self, driver: Driver, source: PolicySource, actions: str, block: int, seed: int = 0, first_env: int = 0
+    ) -> None:
         self._driver, self.version = driver, 0
         self._newest = np.zeros(0, np.uint8)
         self._version_of: dict[Lane, int] = {}  # Where ranks get new parameters with their next order.
-        self.takes = NONE.union(*driver.call_ranks("use_policy", source, actions, block, seed))
+        self.takes = NONE.union(*driver.call_ranks("use_policy", source, actions, block, seed, first_env))
         is_made = source.kind == MADE
         facts = driver.call_ranks("parameter_facts", is_made and driver.exchanges.division.num_ranks > 1)
         if is_made:

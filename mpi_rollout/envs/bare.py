@@ -136,6 +136,6 @@ class Limit:
         return 0.0
 
     def _make(self) -> Callable[[float], float]:
-        policy = RandomPolicy(self._action_space, self._envs, self._config.seed)
+        policy = RandomPolicy(self._action_space, self._envs, self._config.seed, self._config.first_env)
         rows = [policy.at(step) for step in range(BLOCK_STEPS)]
         return make_bare(maker_of(self._config), self._envs, self._config.seed, rows)

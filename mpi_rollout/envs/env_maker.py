@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.column_types import MASK_NAME
+from mpi_rollout.core.partition import shifted
 from mpi_rollout.core.seeding import Reproducibility, episode_seeds, seed_at_first
 from mpi_rollout.envs import (
     dm_wrapper,
@@ -44,7 +45,8 @@ class EnvMaker:
     """What makes the env with a given index, or natively vectorized envs.
 
     `env` is an env id or its spec, or a callable that returns one env, and is given the index if it has a parameter
-    `env_index`; or it is a tuple of these, one for each env.
+    `env_index`; or it is a tuple of these, one for each env.  Env 0 is env `first_env` of a larger run: what makes envs
+    is given the index there, and seeds follow from it.
     """
 
     env: Env | tuple[Env, ...]
@@ -54,6 +56,7 @@ class EnvMaker:
     wrappers: tuple[tuple[str, Wrapper], ...] = ()  # With their names in messages, the innermost first.
     asks_masks: bool = False  # Ask a single env's `action_masks`, as sb3-contrib does.
     has_episode_seeds: bool = True  # Single envs of a run are seeded at each reset, not at the first one only.
+    first_env: int = 0
 
     @property
     def name(self) -> str:
@@ -100,7 +103,7 @@ class EnvMaker:
         kwargs = dict(self.kwargs[env_index] if isinstance(self.kwargs, tuple) else self.kwargs)
         if isinstance(env, str | EnvSpec):
             return _try(name_of(env), kwargs, partial(_make_registered, gymnasium.make, env, **kwargs))
-        index = {"env_index": env_index} if takes_index(env) else {}
+        index = {"env_index": self.first_env + env_index} if takes_index(env) else {}
         made = _try(name_of(env), kwargs, partial(env, **index | kwargs), FACTORY)
         if dm_wrapper.is_dm_env(made):
             return dm_wrapper.wrapped(made, name_of(env))
@@ -114,11 +117,12 @@ class EnvMaker:
 
     def seeds(self, seed: int, env_index: int) -> Iterator[int | None]:
         """Return the seeds of a single env's resets in a run."""
-        return episode_seeds(seed, env_index) if self.has_episode_seeds else seed_at_first(seed, env_index)
+        index = self.first_env + env_index
+        return episode_seeds(seed, index) if self.has_episode_seeds else seed_at_first(seed, index)
 
     def native(self, indices: range, seed: int = 0) -> NativeVectorEnv:
         """Make the natively vectorized envs with these indices, or raise UsageError."""
-        env, kwargs = self.env, self.kwargs
+        env, kwargs, indices = self.env, self.kwargs, shifted(indices, self.first_env)
         num_threads = self.num_threads or share_of_cores(claimed_local_size())
         if isinstance(kwargs, tuple):
             problem = f" must be the same for all envs with {self.vectorization_mode}, got some for each env; use "
@@ -248,11 +252,9 @@ def maker_of(config: RolloutConfig) -> EnvMaker:
     env = config.env if config.env_factory is None else load_callable(config.env_factory, FACTORY)
     assert env is not None, "a configuration has an env or an env factory"
     kwargs = tuple(config.env_kwargs) if isinstance(config.env_kwargs, list) else config.env_kwargs
-    wrappers = named_wrappers(config.wrappers)
+    how = config.vectorization_mode, config.env_threads, named_wrappers(config.wrappers)
     asks_masks = MASK_NAME in config.store_infos
-    maker = EnvMaker(
-        env, kwargs, config.vectorization_mode, config.env_threads, wrappers, asks_masks, config.episode_seeds
-    )
+    maker = EnvMaker(env, kwargs, *how, asks_masks, config.episode_seeds, config.first_env)
     maker.check(config.num_envs)
     return maker
 

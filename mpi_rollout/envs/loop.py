@@ -216,6 +216,7 @@ class LoopVectorEnv(SingleEnvs):
     def hold(self, index: int, is_truncated: bool = False) -> None:
         """Leave one env out of steps until it is reset: it gives its last observation, without reward."""
         last = self._last_observation(index)
+        self._time.hold(index)
         self._calls[index] = lambda _action: (last, 0.0, False, is_truncated, {})
         self.ended = [ended for ended in self.ended if ended != index]
 

@@ -28,6 +28,7 @@ class Past:
     starts: np.ndarray  # The step in which its running one began; `num_steps` + 1 if the last step ended the last one.
     # Without a promise of EPISODE envs come back by all of their steps, not by the running episodes.
     reproducibility: Reproducibility = Reproducibility.EPISODE
+    first_env: int = 0  # The index of env 0 in a larger run, from which seeds follow.
     given_seeds: tuple[int, ...] = ()  # Of the running episodes, where they do not follow from the seed of the run.
 
     @property
@@ -49,7 +50,7 @@ class Past:
         """Return the seeds of an env's next episodes: the running one's first, or that of `extra` episodes later."""
         if self.given_seeds:
             return iter(self.given_seeds[env_index : env_index + 1])
-        return episode_seeds(self.seed, env_index, int(self.episodes[env_index]) + extra)
+        return episode_seeds(self.seed, self.first_env + env_index, int(self.episodes[env_index]) + extra)
 
 
 class ReplayingEnvs:

@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import wrappers
 
 STEPPED_OVER = (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker)
+NEVER = 2**62  # A step that no env takes.
 
 
 def step_over_wrappers(env: gymnasium.Env) -> tuple[gymnasium.Env, list[wrappers.TimeLimit]]:
@@ -49,6 +50,11 @@ class TimeLimits:
         for starts in self._rows_of_starts:
             starts[index] = self.num_steps
 
+    def hold(self, index: int) -> None:
+        """Let no limit end an env's episode before the env begins another one: it takes no steps."""
+        for starts in self._rows_of_starts:
+            starts[index] = NEVER
+
     def replace(self, index: int, limits: Sequence[wrappers.TimeLimit]) -> None:
         """Count for a new env in the place of one."""
         self._wrappers = [entry for entry in self._wrappers if entry[1] != index]
@@ -60,7 +66,7 @@ class TimeLimits:
 
     def elapsed(self, index: int) -> int:
         """Return the number of steps in one env's episode."""
-        return int(self.num_steps - self._starts[0, index])
+        return max(int(self.num_steps - self._starts[0, index]), 0)
 
     def apply(self, truncations: np.ndarray) -> None:
         """End the episodes that are as long as their limit.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from mpi_rollout.core.partition import shifted
 from mpi_rollout.core.seeding import model_key
 from mpi_rollout.core.spaces import Leaf, Space, Tree, is_castable, leaves, tree_of
 from mpi_rollout.errors import ActionError
@@ -42,6 +43,8 @@ class BlockPolicy:
         Of the numbers that the model draws from.
     has_reset_rows
         A row that only resets follows the end of each episode.
+    first_env
+        The index of env 0 in a larger run: blocks, draws and what the model is told are by the index there.
 
     Attributes
     ----------
@@ -58,11 +61,12 @@ class BlockPolicy:
         block: int = 64,
         seed: int = 0,
         has_reset_rows: bool = True,
+        first_env: int = 0,
     ) -> None:
         self._model, self.takes, self.envs = model, model.takes, envs
         self._observation_space, self._action_space = observation_space, action_space
         self._observation_leaves, self._action_leaves = leaves(observation_space), leaves(action_space)
-        size = block or len(envs)
+        size, envs = block or len(envs), shifted(envs, first_env)
         first = envs.start // block * block if block else envs.start
         self._padded = range(first, first + -(-(envs.stop - first) // size) * size)
         self._rows = slice(envs.start - first, envs.stop - first)

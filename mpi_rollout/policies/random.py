@@ -5,6 +5,7 @@ from itertools import count
 import numpy as np
 from gymnasium import spaces
 
+from mpi_rollout.core.partition import shifted
 from mpi_rollout.core.seeding import WordsOfEnvs, policy_key
 from mpi_rollout.core.spaces import Leaf, Space, Tree, bounds_of, leaf_spaces, leaves, mask_sizes, tree_of
 from mpi_rollout.policies.sampling import BLOCK_STEPS, Uniforms, draw_block
@@ -20,6 +21,8 @@ class RandomPolicy:
     ----------
     envs
         The indices of the envs, or how many there are.
+    first_env
+        The index of env 0 in a larger run; draws are by the index there.
 
     Attributes
     ----------
@@ -27,8 +30,9 @@ class RandomPolicy:
         Actions of `Discrete(2)` are uint8: an eighth of the memory, which counts beside natively vectorized CartPoles.
     """
 
-    def __init__(self, space: Space, envs: int | range, seed: int):
+    def __init__(self, space: Space, envs: int | range, seed: int, first_env: int = 0):
         self._space, self._envs = space, range(envs) if isinstance(envs, int) else envs
+        self._drawn_envs = shifted(self._envs, first_env)
         self._leaves = list(zip(leaves(space), leaf_spaces(space), strict=True))
         self._key, self._mask_key = policy_key(seed), policy_key(seed, is_by_masks=True)
         self._drawn: dict[int, list[np.ndarray]] = {}
@@ -71,7 +75,7 @@ class RandomPolicy:
         """
         counts, (low, _) = mask_sizes(self._space), bounds_of(self._space)
         if self._uniforms is None:
-            self._uniforms = Uniforms(self._mask_key, self._envs, len(counts))
+            self._uniforms = Uniforms(self._mask_key, self._drawn_envs, len(counts))
         uniform = self._uniforms.at(step)[env_indices - self._envs.start]
         bits = np.unpackbits(packed, axis=1, count=sum(counts)).astype(np.bool_)
         parts = np.split(bits, np.cumsum(counts)[:-1], axis=1)
@@ -93,14 +97,18 @@ class RandomPolicy:
                 return bits
             return np.add(bits, space.start, dtype=leaf.dtype)
         drawn = draw_block(
-            self._key, index, block, self._envs, lambda draws, num_envs: sample(space, draws, (num_envs, BLOCK_STEPS))
+            self._key,
+            index,
+            block,
+            self._drawn_envs,
+            lambda draws, num_envs: sample(space, draws, (num_envs, BLOCK_STEPS)),
         )
         return np.ascontiguousarray(drawn.swapaxes(0, 1), dtype=leaf.dtype)
 
     def _bits(self, index: int, block: int) -> np.ndarray:
         """Return 0 or 1 for each step and env, uint8: of an env's word, bit t is for step t of the block."""
         if index not in self._words:
-            self._words[index] = WordsOfEnvs(self._key, index, self._envs)
+            self._words[index] = WordsOfEnvs(self._key, index, self._drawn_envs)
         words = self._words[index](block).astype("<u8", copy=False)
         # C-contiguous, or the bits come in another order and are copied for `reshape`.
         octets = np.ascontiguousarray(words.view(np.uint8).reshape(-1, BLOCK_STEPS // 8).T)

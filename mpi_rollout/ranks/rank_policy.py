@@ -35,7 +35,7 @@ class RankPolicy:
         """Return those that the root may call by name."""
         return self.use_policy, self.seed_policy, self.remind, self.parameter_facts, self.load_parameters
 
-    def use_policy(self, source: PolicySource, actions: str, block: int, seed: int) -> frozenset[str]:
+    def use_policy(self, source: PolicySource, actions: str, block: int, seed: int, first_env: int) -> frozenset[str]:
         """Let this policy choose the actions of this rank's envs, read in this mode of an `ActionReader`.
 
         Return what it takes besides observations, see `policies.memory`.
@@ -44,7 +44,8 @@ class RankPolicy:
             spaces = slice_.envs.single_observation_space, slice_.envs.single_action_space
             self.model = self.model or load_model(source, *spaces)
             check_infos(self.model.takes, bool(slice_.exchange.layout.infos), source.name)
-            policy = BlockPolicy(self.model, *spaces, slice_.env_indices, block, seed, slice_.has_reset_rows)
+            envs, has_reset_rows = slice_.env_indices, slice_.has_reset_rows
+            policy = BlockPolicy(self.model, *spaces, envs, block, seed, has_reset_rows, first_env)
             choose = partial(self._choose, policy, ActionReader(spaces[1], actions))
             slice_.use_policy(choose, policy.view if policy.takes else None)
             self._policies[slice_] = policy

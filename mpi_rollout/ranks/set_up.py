@@ -157,10 +157,9 @@ def _described(value: object) -> object:
 def can_be_pickled(value: object) -> bool:
     """Tell whether a value can be sent to other ranks."""
     try:
-        pickle.dumps(value)
+        return bool(pickle.dumps(value))
     except Exception:
         return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -263,7 +262,8 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
     exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, way)
 
     def slice_of(exchange: Exchange, envs: VectorEnv) -> Slice:
-        random = RandomPolicy(facts.action_space, exchange.envs, plan.seed or 0) if plan.is_random else None
+        by_env = exchange.envs, plan.seed or 0, plan.make.first_env
+        random = RandomPolicy(facts.action_space, *by_env) if plan.is_random else None
         if isinstance(envs, LoopVectorEnv):
             return LoopSlice(exchange, envs, random)
         return NativeSlice(exchange, envs, random, plan.on_fault)

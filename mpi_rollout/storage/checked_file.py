@@ -17,6 +17,7 @@ from mpi_rollout.errors import ContentError, DataError, UsageError
 from mpi_rollout.storage.episodes import first_impossible, num_reset_rows_of
 from mpi_rollout.storage.file_chunks import FileChunks
 from mpi_rollout.storage.schema import (
+    COMMIT,
     EPISODE,
     FAULT,
     FORMAT,
@@ -26,7 +27,9 @@ from mpi_rollout.storage.schema import (
     RESET,
     check_datasets,
     digest_of,
+    expected_leaves,
     expected_rows,
+    is_manifest,
     is_recording,
     is_sparse,
 )
@@ -39,6 +42,7 @@ from mpi_rollout.storage.untrusted import (
     number,
     parsed,
     reading,
+    table_of,
     text,
 )
 from mpi_rollout.storage.values import wrong_in
@@ -90,7 +94,8 @@ class CheckedFile:
         check_attributes(self.root)
         self.config, version = read_config(self.root["config"], path), count(self.root, "format_version")
         expected = expected_rows(self.root, self.config, version, "chunks" in file or version >= LISTED_SINCE)
-        self.datasets = checked_objects(file, tell, expected)
+        columns = expected_leaves(self.root, version) if is_manifest(self.root) else ()
+        self.datasets = checked_objects(file, tell, expected, {f"trajectories/{name}" for name in columns})
         check_datasets(self.datasets, expected, self.config.compression)
         tell("its root group")
         self.is_complete = bool(text(self.root, "finished").strip())
@@ -105,9 +110,7 @@ class CheckedFile:
 
     def limit_to(self, num_steps: int | None) -> None:
         """Let only the first `num_steps` steps count, if that is not None."""
-        if num_steps is not None and not 1 <= num_steps <= self.num_committed:
-            steps = f"1 to {self.num_committed}, the steps that are committed"
-            raise UsageError(f"--num-steps must be {steps}, got {num_steps}")
+        check_num_steps(num_steps, self.num_committed)
         if num_steps is not None and num_steps != self.num_steps:
             self.num_steps, self.is_sealed = num_steps, False
 
@@ -125,6 +128,10 @@ class CheckedFile:
         """Return the number of committed rows of a dataset of /trajectories; 0 before the first commit."""
         is_begun = self.num_steps > 0 or self.is_sealed
         return self.num_steps + (has_last_row(name) and is_begun)
+
+    def has(self, name: str) -> bool:
+        """Tell whether there is a column."""
+        return f"trajectories/{name}" in self.datasets
 
     def trajectories(self) -> dict[str, h5py.Dataset]:
         """Return the columns by their names."""
@@ -180,6 +187,11 @@ class CheckedFile:
             raise ContentError("resets names an env or a step that cannot be; the file is damaged")
         return rows[rows["step"] <= self.num_steps]
 
+    def last_digest(self) -> str:
+        """Return the digest of the last commit, in hexadecimal digits; "" before the first one."""
+        commits = table_of(self.file, "commits") if "commits" in self.file else np.zeros(0, COMMIT)
+        return bytes(commits["digest"][-1]).hex() if len(commits) else ""
+
     def columns(self) -> dict[str, dict[str, object]]:
         """Return the shape and the dtype of each column, as JSON can hold them."""
         named = self.trajectories().items()
@@ -198,6 +210,13 @@ class CheckedFile:
             names.discard("throughput/ranks")
         columns = {f"trajectories/{name}": self._num_rows(name) for name in self.trajectories()}
         return {name: columns[name] if name in columns else self.stored.num_rows(name) for name in sorted(names)}
+
+
+def check_num_steps(num_steps: int | None, num_committed: int) -> None:
+    """Raise UsageError for a number of steps to take that is given, and that a run has not committed."""
+    if num_steps is not None and not 1 <= num_steps <= num_committed:
+        steps = f"1 to {num_committed}, the steps that are committed"
+        raise UsageError(f"--num-steps must be {steps}, got {num_steps}")
 
 
 def check_format(attributes: Mapping[str, object], path: str) -> None:

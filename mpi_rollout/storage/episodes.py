@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -11,6 +12,9 @@ from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import seeds_of_episodes
 from mpi_rollout.storage.file_chunks import FileChunks
 from mpi_rollout.storage.schema import EPISODE, RESET
+
+if TYPE_CHECKING:
+    from mpi_rollout.storage.set_source import SetSource
 
 ROWS_AT_A_TIME = 2**13
 WIDE = 512  # From so many envs on, a row at a time takes a tenth of the time of segments; with few, three times it.
@@ -38,13 +42,15 @@ class EpisodeTable:
     ----------
     seed
         Of the run; None where the envs have no seed for each episode; -1 is stored then.
+    first_env
+        The index of env 0 in a larger run, from which seeds follow.
     num_reset_rows
         Rows between two episodes: 1, or 0 where envs begin the next episode in the step that ends one.  There is none
         where a trainer has reset the env, see `note_resets`.
     """
 
-    def __init__(self, num_envs: int, seed: int | None, num_reset_rows: int = 1):
-        self._run_seed, self._to_next = seed, 1 + num_reset_rows
+    def __init__(self, num_envs: int, seed: int | None, num_reset_rows: int = 1, first_env: int = 0):
+        self._run_seed, self._to_next, self._first_env = seed, 1 + num_reset_rows, first_env
         self._start = np.zeros(num_envs, np.int64)
         self._return = np.zeros(num_envs)
         self._count = np.zeros(num_envs, np.int64)
@@ -172,7 +178,7 @@ class EpisodeTable:
     def _seed(self, env: np.ndarray, start: np.ndarray, episode: np.ndarray) -> np.ndarray:
         """Return the seeds of episodes, by their envs, first steps, and how many of the env were before; -1: none."""
         if self._run_seed is not None:
-            return seeds_of_episodes(self._run_seed, env, episode)
+            return seeds_of_episodes(self._run_seed, env + self._first_env, episode)
         if not len(self._resets):
             return np.full(len(env), -1)
         place = self._place_of_reset(env, start)
@@ -228,7 +234,8 @@ def make_table(
     Files of older versions do not say in their attributes whether episodes have seeds: those of loops have.
     """
     has_seeds = bool(attributes.get("has_episode_seeds", config.vectorization_mode == "sync"))
-    table = EpisodeTable(config.num_envs, config.seed if has_seeds else None, num_reset_rows_of(attributes))
+    seed = config.seed if has_seeds else None
+    table = EpisodeTable(config.num_envs, seed, num_reset_rows_of(attributes), config.first_env)
     if faults is not None:
         table.note_faults(faults)
     if resets is not None:
@@ -241,7 +248,9 @@ def num_reset_rows_of(attributes: Mapping[str, object]) -> int:
     return int(attributes.get("autoreset_mode", AutoresetMode.NEXT_STEP.value) == AutoresetMode.NEXT_STEP.value)
 
 
-def stored_results(stored: FileChunks, num_steps: int, nbytes: int = 2**22, first: int = 0) -> Iterator[StoredResults]:
+def stored_results(
+    stored: "FileChunks | SetSource", num_steps: int, nbytes: int = 2**22, first: int = 0
+) -> Iterator[StoredResults]:
     """Read rewards and ends of steps `first` to `num_steps` - 1, block by block; ContentError if they are damaged."""
     rewards, *ends = (stored.chunks(f"trajectories/{name}") for name in ("rewards", "terminations", "truncations"))
     row_nbytes = 8 * rewards.shape[1]

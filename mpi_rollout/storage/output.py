@@ -227,7 +227,7 @@ def read_past(stored: StoredRun) -> Past:
         starts[terminated | truncated] = num_steps + 1
         stored.close()
     num_ended = np.bincount(ended["env_index"], minlength=num_envs)
-    return Past(stored.config.seed, num_steps, num_ended, starts, stored.reproducibility)
+    return Past(stored.config.seed, num_steps, num_ended, starts, stored.reproducibility, stored.config.first_env)
 
 
 def check_folder(path: str) -> str:

@@ -9,11 +9,12 @@ import numpy as np
 
 from mpi_rollout.config import read_config
 from mpi_rollout.core.columns import has_last_row
-from mpi_rollout.errors import ContentError, DataError, RolloutError, StorageError
+from mpi_rollout.errors import DataError, RolloutError, StorageError
 from mpi_rollout.process.clock import utc_now
-from mpi_rollout.storage.checked_file import CheckedFile, checked
+from mpi_rollout.storage.checked_file import CheckedFile, check_num_steps, checked
 from mpi_rollout.storage.chunks import FileDatasets
 from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_results
+from mpi_rollout.storage.manifest import is_set
 from mpi_rollout.storage.ownership import free_space, give_name
 from mpi_rollout.storage.schema import (
     FAULT,
@@ -26,6 +27,8 @@ from mpi_rollout.storage.schema import (
     fault_row,
     leaf_datasets,
 )
+from mpi_rollout.storage.set_source import SetSource
+from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import Tell, count, is_of_reading, number
 from mpi_rollout.storage.verification import verify
 from mpi_rollout.text import system_words
@@ -40,19 +43,30 @@ def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int
 
     The new file is called `temporary` until it is verified.  With `num_steps`, it has so many of the committed steps.
     """
-    with checked(path, tell, num_steps, is_rescue=True) as source:
+    with _source_of(path, tell, num_steps) as source:
         if source.num_committed == 0:
             raise DataError(f"{path}: no step is committed, there is nothing to recover")
-        schema = schema_of(source.file)
+        schema = schema_of(source.file) if isinstance(source, CheckedFile) else source.schema
         try:
             with writing(new_path), closing(FileDatasets(schema.create(temporary, swmr_mode=False))) as destination:
                 _fill(source, destination)
-        except ContentError as error:
-            raise ContentError(f"{error}; with --num-steps N only the first N steps are recovered") from error
+        except DataError as error:
+            raise type(error)(f"{error}; with --num-steps N only the first N steps are recovered") from error
     verified = verify(tell, temporary)
     with writing(new_path):
         give_name(temporary, new_path)
     return verified | {"file": new_path}
+
+
+@contextmanager
+def _source_of(path: str, tell: Tell, num_steps: int | None) -> Iterator[CheckedFile | SetSource]:
+    if not is_set(path):
+        with checked(path, tell, num_steps, is_rescue=True) as file:
+            yield file
+        return
+    with checked(path, tell, is_rescue=True) as manifest, closing(StoredRun(path, is_rescue=True)) as stored:
+        check_num_steps(num_steps, stored.num_steps)
+        yield SetSource(manifest, stored, num_steps or stored.num_steps)
 
 
 def schema_of(file: h5py.File) -> Schema:
@@ -63,7 +77,7 @@ def schema_of(file: h5py.File) -> Schema:
     return Schema(attributes, config, num_rows, len(file["throughput/ranks"]))
 
 
-def _fill(source: CheckedFile, destination: FileDatasets) -> None:
+def _fill(source: CheckedFile | SetSource, destination: FileDatasets) -> None:
     """Put into a new file the steps that `source` has checked, and what is known of the end of the run."""
     num_steps, attributes = source.num_steps, destination.file.attrs
     table = copy_prefix(source, destination, {}, is_last=True)
@@ -95,7 +109,7 @@ def writing(path: str) -> Iterator[None]:
 
 
 def copy_prefix(
-    source: CheckedFile, destination: FileDatasets, lost: Mapping[int, int], is_last: bool = False
+    source: CheckedFile | SetSource, destination: FileDatasets, lost: Mapping[int, int], is_last: bool = False
 ) -> EpisodeTable:
     """Copy and commit the steps of a run that count, the episodes that ended in them, its faults and intervals.
 
@@ -116,11 +130,13 @@ def copy_prefix(
     return table
 
 
-def _copy_column(source: CheckedFile, destination: FileDatasets, name: str, ends: list[int], is_last: bool) -> None:
+def _copy_column(
+    source: CheckedFile | SetSource, destination: FileDatasets, name: str, ends: list[int], is_last: bool
+) -> None:
     """Copy the rows of a column that count; in the last one, set the values of the envs `ends` to true."""
     path, writer = f"trajectories/{name}", destination.columns[name]
     # A file of a version that did not have the column has zeros for it.
-    column = source.stored.chunks(path) if path in source.file else None
+    column = source.stored.chunks(path) if source.has(name) else None
     num_rows = source.num_steps + has_last_row(name)
     rows = math.lcm(1 if column is None else column.rows, writer.chunks[0])  # Powers of two: the larger of them.
     buffer = np.zeros((rows, *writer.dataset.shape[1:]), writer.dataset.dtype)
@@ -135,7 +151,7 @@ def _copy_column(source: CheckedFile, destination: FileDatasets, name: str, ends
         destination.append(name, buffer, row, stop, is_last=is_last and row + stop == num_rows)
 
 
-def _copy_episodes(source: CheckedFile, destination: FileDatasets, lost: Mapping[int, int]) -> EpisodeTable:
+def _copy_episodes(source: CheckedFile | SetSource, destination: FileDatasets, lost: Mapping[int, int]) -> EpisodeTable:
     """Copy faults, and write the episodes that have ended, those of lost envs too; return the table of all episodes."""
     faults, resets, num_steps = source.faults(), source.resets(), source.num_steps
     table = make_table(source.config, source.root, faults, resets)

@@ -25,6 +25,7 @@ from mpi_rollout import errors
 from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError, as_flag
 from mpi_rollout.process.interrupts import STOP_SIGNALS, is_main_thread
 from mpi_rollout.process.launcher import end_with
+from mpi_rollout.storage.shard_files import size_of
 from mpi_rollout.text import first_line
 
 PATIENCE_S = 60.0  # The longest time without a sign of life.  Each chunk, of about 1 MiB, gives one.
@@ -226,7 +227,7 @@ def serve() -> None:
 
 def limit_memory(path: str) -> None:
     """Limit the memory of this process to what a file of that size can make it need."""
-    _set_limit(MEMORY_NBYTES + MEMORY_PER_BYTE * (os.path.getsize(path) if os.path.exists(path) else 0))
+    _set_limit(MEMORY_NBYTES + MEMORY_PER_BYTE * size_of(path))
 
 
 def allow_memory(nbytes: int) -> None:

@@ -110,7 +110,7 @@ class Schema:
         for name, (dtype, shape) in expected.items():
             if name not in LIST:
                 self._create_dataset(file, name, dtype, shape)
-        if self.config.trajectories:
+        if self.config.trajectories and not is_manifest(self.attributes):
             ValueChecks(self.attributes).write(file["trajectories"])
         for name, num_rows in zip(LIST, (256, 64), strict=True):
             file.create_dataset(name, (0,), expected[name][0], maxshape=(None,), chunks=(num_rows,))
@@ -136,7 +136,7 @@ class Schema:
 def expected_rows(root: Mapping[str, object], config: RolloutConfig, version: int, has_list: bool = True) -> Contents:
     """Return for every dataset the dtype and the shape of a row; `root` is the root group's attributes."""
     expected: Contents = {}
-    if config.trajectories:
+    if config.trajectories and not is_manifest(root):  # The columns of a manifest are in its shards.
         for name, leaf in expected_leaves(root, version).items():
             expected[f"trajectories/{name}"] = leaf.dtype, (config.num_envs, *leaf.shape)
     has = {"episodes": config.trajectories, "resets": is_recording(root)}
@@ -190,6 +190,11 @@ def libraries() -> dict[str, str]:
 def is_recording(attributes: Mapping[str, object]) -> bool:
     """Tell from a root group's attributes whether a trainer took the steps of a file, not a run."""
     return "recorded_by" in attributes
+
+
+def is_manifest(attributes: Mapping[str, object]) -> bool:
+    """Tell from a root group's attributes whether the columns of a file are in shards."""
+    return "shards" in attributes
 
 
 def fault_row(env_index: int, step: int, message: str) -> tuple[int, int, bytes]:

@@ -1,92 +1,109 @@
-"""One file of a run, opened for reading in this process, and opened again where that is needed.
+"""What a run has written, of which the readers ask: one file, or a set of shards as if it were one.
 
-A run may be writing it.  HDF5 keeps what it has read of the file's index, so that it does not see later steps: they are
-there after `refresh`.  An error amid reading may come from a write at that moment: the file is then opened again.
+A set is read through its shards, each of which is checked as any file, and must be the one that its manifest means.
+The virtual datasets of the manifest are for other programs: HDF5 takes zeros for a shard that is missing.
 """
 
-import atexit
-import os
-import weakref
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-import h5py
 import numpy as np
 
 from mpi_rollout.core.columns import has_last_row
-from mpi_rollout.core.spaces import Leaf
-from mpi_rollout.errors import ContentError, DataError
-from mpi_rollout.process.paths import current
-from mpi_rollout.storage.checked_file import checked
-from mpi_rollout.storage.chunk_reader import ChunkReader, one_thread
-from mpi_rollout.storage.episodes import StoredResults, make_table, stored_results
-from mpi_rollout.storage.file_chunks import FileChunks
-from mpi_rollout.storage.untrusted import open_unmarked, steadily
-from mpi_rollout.text import first_line
+from mpi_rollout.errors import DataError
+from mpi_rollout.storage.manifest import Manifest, is_set, read_manifest
+from mpi_rollout.storage.shards import open_shard
+from mpi_rollout.storage.stored_file import Place, StoredFile
+from mpi_rollout.storage.untrusted import steadily
 
-ATTEMPTS = 3
-Content = TypeVar("Content")
-_sources: "weakref.WeakSet[StoredRun]" = weakref.WeakSet()
+MOST_OPEN = 256  # Shards with open files, of two descriptors each: most systems let a process have 1024 of these.
 
 
-@atexit.register
-def _close_all() -> None:
-    """Close all files: HDF5 would call Python to do it, when there is no interpreter any more."""
-    for source in list(_sources):
-        source.close()
+class Part(NamedTuple):
+    """A file of a run, and which envs it has."""
+
+    file: StoredFile
+    envs: range
 
 
 class StoredRun:
-    """A file, its attributes, and the rows of its columns that are committed.
+    """The attributes of a run, and the rows of its columns that are committed.
 
     A relative path begins in the current folder of now, wherever envs go meanwhile; messages have it as it was given.
-    DataError from the constructor if it is no file of a run, or is damaged.
+    DataError from the constructor if it is no file of a run, or is damaged; or if a shard is missing or another one.
+    In a rescue, as `checked_file.checked` has it, there are no episodes.
 
     Attributes
     ----------
-    leaves
-        The dtype and shape for one env of every column, by its path below /trajectories.
+    parts
+        Its files: one, or its shards in the order of envs.
+    attributes, config, leaves, chunks, reproducibility, resets
+        As those of a `StoredFile`.
     num_steps
-        Committed steps, when the file was last looked at.
-    reproducibility
-        What the envs promise about random numbers.
-    resets
-        The rows of /resets; None where a run took the steps.
-    episodes
-        The rows of /episodes of committed steps, also of those that the run's end has cut.
+        Committed steps, when the run was last looked at; of shards the least, and a shard that is ahead waits.
+    episodes, faults
+        The rows of all files, in the order and with the envs of a single one.
     """
 
-    def __init__(self, path: str):
-        self.path, self._place = path, path and os.path.join(current(), path)
-        self._file: h5py.File | None = None
-        self._stored: FileChunks
-        self._pid = 0
+    def __init__(self, path: str, is_rescue: bool = False):
+        self._place, self._is_rescue = Place(path), is_rescue
+        self.parts: Sequence[Part] = ()
+        self._opened: list[StoredFile] = []
         self.look()
+
+    @property
+    def path(self) -> str:
+        """The name of the file in messages; of a set, that of its manifest."""
+        return self._place.path
+
+    def locate(self) -> str:
+        """Return the whole path that the file has now."""
+        return self._place.locate()
 
     def look(self) -> None:
         """Read what is committed now."""
         self.close()
-        steadily(self.locate(), self._look)
+        if is_set(self.locate()):
+            steadily(self.locate(), self._look_at_set)
+        else:
+            self._look_at_file()
 
-    def locate(self) -> str:
-        """Return the whole path that the file has now: a run takes the `.part` away when it is complete."""
-        whole = self._place.removesuffix(".part")
-        if not os.path.lexists(self._place) and os.path.lexists(whole):
-            self.path, self._place = self.path.removesuffix(".part"), whole
-        return self._place
+    def _look_at_file(self) -> None:
+        file = StoredFile(self._place, self._is_rescue)
+        self._take_facts(file, [Part(file, range(file.config.num_envs))])
+        self.is_sealed, self.num_steps = file.is_sealed, file.num_steps
+        self.resets, self.episodes, self.faults = file.resets, file.episodes, file.faults
 
-    def _look(self) -> None:
-        place = self.locate()
-        with checked(self.path, lambda doing: None, place=place) as checks:
-            self.attributes, self.config, self.is_complete = checks.root, checks.config, checks.is_complete
-            self.is_sealed, self.num_steps, self.reproducibility = checks.is_sealed, checks.num_steps, checks.promise
-            self.episodes, self.resets = checks.committed_episodes(), checks.resets()
-            datasets = checks.trajectories()
-            self.leaves = {
-                name: Leaf(tuple(name.split("/")), dataset.dtype, dataset.shape[2:])
-                for name, dataset in datasets.items()
-            }
-            self.chunks = {name: dataset.chunks for name, dataset in datasets.items()}
+    def _look_at_set(self) -> None:
+        manifest = read_manifest(self.path, self.locate())
+        files = [open_shard(manifest, number, self._place, self._is_rescue) for number in range(len(manifest.ranges))]
+        self._take_facts(manifest, list(map(Part, files, manifest.ranges)))
+        self.is_sealed, self.resets = manifest.is_complete, None
+        self.num_steps = min(file.num_steps for file in files)
+        if manifest.is_complete:
+            self.num_steps = min(self.num_steps, manifest.num_steps)
+        for part in self.parts:
+            part.file.limit_to(self.num_steps)
+        faults, episodes = (self._merged(name) for name in ("faults", "episodes"))
+        self.faults = faults[np.lexsort((faults["env_index"], faults["step"]))]
+        is_cut, ends = ~(episodes["terminated"] | episodes["truncated"]), episodes["start"] + episodes["length"]
+        self.episodes = episodes[np.lexsort((episodes["env_index"], ends, is_cut))]
+
+    def _take_facts(self, source: StoredFile | Manifest, parts: Sequence[Part]) -> None:
+        self.attributes, self.config, self.parts = source.attributes, source.config, parts
+        self.is_complete, self.reproducibility = source.is_complete, source.reproducibility
+        self.leaves, chunks = parts[0].file.leaves, [part.file.chunks for part in parts]
+        self.chunks = {name: max(shapes[name] for shapes in chunks) for name in self.leaves}
+        self._first_envs = np.array([part.envs.start for part in parts])
+
+    def _merged(self, table: str) -> np.ndarray:
+        """Put the rows of a table of all files together, with the envs of the run."""
+        parts = []
+        for file, envs in self.parts:
+            rows = getattr(file, table).copy()
+            rows["env_index"] += envs.start
+            parts.append(rows)
+        return np.concatenate(parts)
 
     def check_has_steps(self) -> None:
         """Raise DataError if its run did not store trajectories."""
@@ -98,38 +115,10 @@ class StoredRun:
         is_inside = (rows["env_index"] >= 0) & (rows["env_index"] < self.config.num_envs) & (rows["start"] >= 0)
         return np.asarray(is_inside & (rows["length"] >= 0) & (rows["start"] + rows["length"] <= self.num_steps))
 
-    @property
-    def _chunks(self) -> FileChunks:
-        """What the open file has.  A forked process opens its own: places in files are shared otherwise."""
-        with one_thread:
-            if self._file is None or self._pid != os.getpid():
-                self._open()
-        return self._stored
-
-    def _open(self) -> None:
-        file = open_unmarked(place := self.locate())
-        try:
-            self._stored = FileChunks(file, place, self.num_steps, self.is_sealed, is_at_least=True)
-        except BaseException:
-            file.close()
-            raise
-        self._file, self._pid = file, os.getpid()
-        _sources.add(self)
-
-    def stored(self, name: str) -> ChunkReader:
-        """Return the chunks of a column."""
-        return self._chunks.chunks(f"trajectories/{name}")
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return the state of a copy in another process, which opens the file itself."""
-        return self.__dict__ | {"_file": None, "_stored": None, "path": self._place}
-
     def close(self) -> None:
-        """Close the file, if it is open; it is opened again when it is needed."""
-        if self._file is not None and self._pid == os.getpid():
-            self._stored.close()
-            self._file.close()
-        self._file = None
+        """Close the files that are open; they are opened again when they are needed."""
+        for file, _ in self.parts:
+            file.close()
 
     def num_rows(self, name: str) -> int:
         """Return the number of committed rows of a column; 0 before the first step."""
@@ -138,11 +127,41 @@ class StoredRun:
     def read(self, name: str, rows: slice | np.ndarray, envs: slice, into: np.ndarray | None = None) -> np.ndarray:
         """Read a range of a column's rows (into an array, if one is given), or single rows in any order, of some envs.
 
-        Every chunk is checked.
+        Every chunk is checked.  Only the files are opened that have these envs.
         """
-        if isinstance(rows, slice):
-            return self.attempt(lambda: self.stored(name).read(rows.start, rows.stop, envs, into), name)
-        return self.attempt(lambda: self.stored(name).pick(rows, envs), name)
+        if len(self.parts) == 1:
+            return self.parts[0].file.read(name, rows, envs, into)
+        leaf, num_rows = self.leaves[name], rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        array = np.empty((num_rows, envs.stop - envs.start, *leaf.shape), leaf.dtype) if into is None else into
+        for file, inner, outer in self._overlaps(envs):
+            if isinstance(rows, slice):
+                file.read(name, rows, inner, array[:, outer])
+            else:
+                array[:, outer] = file.read(name, rows, inner)
+        return array
+
+    def _overlaps(self, envs: slice) -> Iterator[tuple[StoredFile, slice, slice]]:
+        """Yield the files that have some of a range of envs: which of theirs, and which of the range these are."""
+        for number, (file, there) in enumerate(self.parts):
+            first, stop = max(envs.start, there.start), min(envs.stop, there.stop)
+            if first < stop:
+                self.use(number)
+                yield file, slice(first - there.start, stop - there.start), slice(first - envs.start, stop - envs.start)
+
+    def use(self, number: int) -> StoredFile:
+        """Return a file that is going to be read; of many, close those that were read longest ago."""
+        file = self.parts[number].file
+        if file not in self._opened:
+            self._opened.append(file)
+        if len(self._opened) > MOST_OPEN:
+            self._opened.pop(0).close()
+        return file
+
+    def parts_of(self, envs: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
+        """Divide envs by their files; yield the number of each file, and the places of its envs in the array."""
+        numbers = np.searchsorted(self._first_envs, envs, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            yield number, np.flatnonzero(numbers == number)
 
     @property
     def ended(self) -> np.ndarray:
@@ -150,37 +169,12 @@ class StoredRun:
         return np.asarray(self.episodes[self.episodes["terminated"] | self.episodes["truncated"]])
 
     def unfinished(self) -> np.ndarray:
-        """Return the rows of the episodes that the end of the data cuts: neither terminated nor truncated.
-
-        A killed run has not written them.  Then they follow from the steps behind the last ends; in a file with
-        /resets, from all steps.
-        """
-        is_cut = ~(self.episodes["terminated"] | self.episodes["truncated"])
-        if self.is_sealed or is_cut.any():
-            return np.asarray(self.episodes[is_cut])
-        return self.attempt(self._computed_unfinished, "rewards")
-
-    def _computed_unfinished(self) -> np.ndarray:
-        table = make_table(self.config, self.attributes, resets=self.resets)
-        begin = np.zeros(self.config.num_envs, np.int64) if self.resets is not None else table.skip(self.episodes)
-        for results in stored_results(self._chunks, self.num_steps, first=int(begin.min())):
-            is_new = results.start + np.arange(len(results.rewards))[:, None] >= begin
-            ends = results.terminations & is_new, results.truncations & is_new
-            table.add(StoredResults(results.start, np.where(is_new, results.rewards, 0.0), *ends), 0, len(is_new))
-        return table.unfinished(self.num_steps)
-
-    def attempt(self, read: Callable[[], Content], name: str) -> Content:
-        """Call what reads a column.  DataError if it fails, in a file that is written more than once."""
-        for attempt in range(1 if self.is_sealed else ATTEMPTS):
-            try:
-                return read()
-            except (OSError, RuntimeError, KeyError, ContentError) as error:
-                failure: Exception = error
-                if attempt + 1 < ATTEMPTS:
-                    self.close()
-        if isinstance(failure, ContentError):
-            raise DataError(f"{self.path}: {failure}") from failure
-        raise DataError(
-            f"{self.path}: cannot read trajectories/{name}: {first_line(failure)}; "
-            f"`python -m mpi_rollout verify` says what is damaged"
-        ) from failure
+        """Return the rows of the episodes that the end of the data cuts: neither terminated nor truncated."""
+        tables = []
+        for file, envs in self.parts:
+            rows = file.unfinished().copy()
+            rows["env_index"] += envs.start
+            tables.append(rows)
+            if len(self.parts) > 1:
+                file.close()
+        return np.concatenate(tables)

@@ -5,10 +5,9 @@ read is the file's, any other one is a mistake of ours.
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import h5py
@@ -17,6 +16,7 @@ import numpy as np
 from mpi_rollout.errors import ContentError, DataError, RolloutError
 from mpi_rollout.storage.filters import MOST_SMALLER, compression_of, register_for
 from mpi_rollout.storage.ownership import why_no_file
+from mpi_rollout.storage.shard_files import states_of
 from mpi_rollout.storage.torn import SIGNATURE, Unmarked
 from mpi_rollout.text import first_line
 
@@ -79,11 +79,8 @@ def steadily(path: str, read: Callable[[], Content]) -> Content:
     return read()
 
 
-def _state(path: str) -> tuple[int, int] | None:
-    with suppress(OSError):
-        status = os.stat(path)
-        return status.st_size, status.st_mtime_ns
-    return None
+def _state(path: str) -> list[tuple[int, int]]:
+    return [(state.st_size, state.st_mtime_ns) for state in states_of(path)]
 
 
 def _refusal_of(error: Exception, path: str, doing: str) -> DataError | None:
@@ -106,12 +103,16 @@ def is_of_reading(error: Exception) -> bool:
     return isinstance(error, OSError) or "h5py" in modules
 
 
-def checked_objects(file: h5py.File, tell: Tell, names: Collection[str]) -> dict[str, h5py.Dataset]:
+def checked_objects(
+    file: h5py.File, tell: Tell, names: Collection[str], virtual: Collection[str] = ()
+) -> dict[str, h5py.Dataset]:
     """Return all datasets by their paths, after a look at all links, objects and attributes.
 
     ContentError for what is not in this file, or neither a dataset with one of these names nor a group that has one.
+    Datasets called as those in `virtual` must be virtual; they are not returned, and where they lead is not looked at.
     """
-    known = {"/".join(parts[:end]) for parts in (name.split("/") for name in names) for end in range(1, len(parts) + 1)}
+    paths = [name.split("/") for name in (*names, *virtual)]
+    known = {"/".join(parts[:end]) for parts in paths for end in range(1, len(parts) + 1)}
     seen, waiting, datasets = {_address(file)}, [("", file)], {}
     while waiting:
         place, group = waiting.pop()
@@ -120,7 +121,7 @@ def checked_objects(file: h5py.File, tell: Tell, names: Collection[str]) -> dict
             path = f"{place}/{name}"
             if path[1:] not in known:
                 raise ContentError(f"{path} does not belong to it")
-            item = _linked(group, name, path)
+            item = _linked(group, name, path, path[1:] in virtual)
             tell(f"the attributes of {path}")
             attributes_of(item)
             if _address(item) in seen:
@@ -128,7 +129,7 @@ def checked_objects(file: h5py.File, tell: Tell, names: Collection[str]) -> dict
             seen.add(_address(item))
             if isinstance(item, h5py.Group):
                 waiting.append((path, item))
-            else:
+            elif path[1:] not in virtual:
                 datasets[path[1:]] = item
     return dict(sorted(datasets.items()))
 
@@ -137,8 +138,8 @@ def _address(item: h5py.HLObject) -> int:
     return int(h5py.h5o.get_info(item.id).addr)
 
 
-def _linked(group: h5py.Group, name: str, path: str) -> h5py.HLObject:
-    """Return the group or dataset of a name, which is in this file."""
+def _linked(group: h5py.Group, name: str, path: str, is_virtual: bool) -> h5py.HLObject:
+    """Return the group or dataset of a name, which is in this file; the data of a virtual one are in others."""
     link = group.get(name, getlink=True)
     if isinstance(link, h5py.ExternalLink):
         raise ContentError(f"{path} is a link to another file, {link.filename}; it is not followed")
@@ -146,8 +147,10 @@ def _linked(group: h5py.Group, name: str, path: str) -> h5py.HLObject:
         raise ContentError(f"{path} is a soft link, which files of mpi_rollout do not have")
     item = group[name]
     if isinstance(item, h5py.Dataset):
-        if item.external or item.is_virtual:
+        if item.external or (item.is_virtual and not is_virtual):
             raise ContentError(f"the data of {path} are in other files; they are not read")
+        if is_virtual and not item.is_virtual:
+            raise ContentError(f"{path} has data in this file, they should be in its shards")
     elif not isinstance(item, h5py.Group):
         raise ContentError(f"{path} is neither a group nor a dataset")
     return item

@@ -1,18 +1,25 @@
 """Whether a file is what it says: every chunk of it is read, every statement that follows from others is checked."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
-from mpi_rollout.errors import ContentError
+from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.episodes import make_table, stored_results
+from mpi_rollout.storage.manifest import is_set, read_manifest
 from mpi_rollout.storage.schema import EPISODE, RESET, is_recording
+from mpi_rollout.storage.set_check import check_set, merged_wrong_values
+from mpi_rollout.storage.shards import open_shard
+from mpi_rollout.storage.stored_file import Place
+from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import Tell, attributes_of, steadily, text
 from mpi_rollout.storage.values import ValueCheck, ValueChecks
 
-NUM_NAMED = 3  # Damaged chunks that a message names.
+NUM_NAMED = 3  # Damaged chunks, or shards, that a message names.
 
 
 def verify(tell: Tell, path: str) -> dict[str, object]:
@@ -20,7 +27,34 @@ def verify(tell: Tell, path: str) -> dict[str, object]:
 
     DataError if something is wrong; the message says what and where.
     """
-    return steadily(path, lambda: _verify(tell, path))
+    return _verify_set(tell, path) if is_set(path) else steadily(path, lambda: _verify(tell, path))
+
+
+def _verify_set(tell: Tell, path: str) -> dict[str, object]:
+    """Verify all shards of a set, and what its manifest says of them; the message has all shards that are wrong."""
+    manifest, place = read_manifest(path), Place(path)
+    reports, problems = list[dict[str, Any]](), list[str]()
+    for number in range(len(manifest.ranges)):
+        try:
+            reports.append(verify(tell, open_shard(manifest, number, place).path))
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError(_few(problems))
+    with closing(StoredRun(path)) as stored:
+        if manifest.is_complete:
+            check_set(tell, path)
+        wrong = [report["wrong_values"] for report in reports]
+        return {
+            **reports[0],
+            "file": path,
+            "complete": stored.is_complete,
+            "num_steps": stored.num_steps,
+            "episodes": len(stored.episodes),
+            "shards": len(reports),
+            **{name: sum(report[name] for report in reports) for name in ("chunks", "nbytes")},
+            "wrong_values": merged_wrong_values(zip(wrong, manifest.ranges, strict=True)),
+        }
 
 
 def _verify(tell: Tell, path: str) -> dict[str, object]:
@@ -60,7 +94,11 @@ def _check_chunks(file: CheckedFile, checks: Mapping[str, ValueCheck]) -> None:
     problems = (problem for name, rows in counting for problem in _problems_of(file, name, rows, checks))
     named = list(islice(problems, NUM_NAMED + 1))
     if named:
-        raise ContentError("; ".join(named[:NUM_NAMED]) + ("; and more" if len(named) > NUM_NAMED else ""))
+        raise ContentError(_few(named))
+
+
+def _few(problems: list[str]) -> str:
+    return "; ".join(problems[:NUM_NAMED]) + ("; and more" if len(problems) > NUM_NAMED else "")
 
 
 def _problems_of(file: CheckedFile, name: str, num_rows: int, checks: Mapping[str, ValueCheck]) -> Iterator[str]:

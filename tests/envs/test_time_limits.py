@@ -38,3 +38,15 @@ def test_no_deadline_is_looked_for_before_it_can_come():
     limits = TimeLimits([limited(10), limited(6)])
     assert limits.next_deadline == 6
     assert TimeLimits([[], []]).next_deadline == np.inf
+
+
+def test_an_env_that_takes_no_steps_reaches_its_limit_only_when_it_has_begun_again():
+    limits, truncations = TimeLimits([limited(2), limited(6)]), np.zeros(2, bool)
+    limits.hold(0)
+    limits.num_steps = 4
+    limits.apply(truncations)
+    assert not truncations.any() and limits.next_deadline == 6 and limits.elapsed(0) == 0
+    limits.begin(0)
+    limits.num_steps = 6
+    limits.apply(truncations)
+    assert truncations.all() and limits.elapsed(0) == 2

@@ -37,22 +37,28 @@ class Feed:
 
     def __init__(
         self, space: spaces.Space = SMALL, num_envs: int = 3, seed: int = 0, compression: str = "none",
-        bits: int = 255,
+        bits: int = 255, **options: object,
     ):  # fmt: skip
         self.space, self.num_envs, self.seed = space, num_envs, seed
         self.compression, self.bits = compression, bits  # Of each byte of an observation or action.
+        self.options, self.attributes = (
+            options,
+            dict[str, object](),
+        )  # More of the configuration, and of the root group.
 
     def writer(self, path: Path | str, num_rows: int, num_blocks: int = 3, num_past: int | None = None) -> Writer:
         """Make a writer with small blocks; with `num_past` steps, of a run whose unfinished file is continued."""
         config = RolloutConfig(
-            env="CartPole-v1", num_envs=self.num_envs, seed=self.seed, out=str(path), compression=self.compression
-        )
+            env="CartPole-v1", num_envs=self.num_envs, seed=self.seed, out=str(path), compression=self.compression,
+            **self.options,
+        )  # fmt: skip
         blocks = [Block(self.space, ACTIONS, self.num_envs, 1, num_rows) for _ in range(num_blocks)]
         described = {"observation": describe(self.space), "action": describe(ACTIONS)}
         attributes = {
             "config": config.to_json(), "env_spec": "", "spaces": json.dumps(described),
             "seed": self.seed, "num_envs": self.num_envs, "autoreset_mode": "NextStep",
             "hosts": '["here"]', "mpi_library": "none", "num_ranks": 1, "started": "2000-01-01T00:00:00+00:00",
+            **self.attributes,
         }  # fmt: skip
         prefix = None if num_past is None else Prefix(num_past, f"{path}.part")
         return open_writer(config, attributes, blocks, 1, prefix)

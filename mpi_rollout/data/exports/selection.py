@@ -16,6 +16,7 @@ from mpi_rollout.data.opening import SEVERAL, SeveralRuns
 from mpi_rollout.errors import DataError, StorageError
 from mpi_rollout.process.host import ANYWAY, format_bytes, is_any_size
 from mpi_rollout.storage.sandbox import MEMORY_PER_BYTE, allow_memory
+from mpi_rollout.storage.shard_files import size_of
 from mpi_rollout.storage.untrusted import Tell
 
 RUNNING_NBYTES = 2**28  # The size of the episodes that are in memory at a time.
@@ -26,7 +27,7 @@ Options = Mapping[str, Any]  # The options of the command line.
 
 def open_files(paths: Sequence[str]) -> SeveralRuns:
     """Open files as one data set; this process may then have memory for all of them."""
-    allow_memory(MEMORY_PER_BYTE * sum(os.path.getsize(path) for path in paths if os.path.exists(path)))
+    allow_memory(MEMORY_PER_BYTE * sum(map(size_of, paths)))
     return SeveralRuns(paths)
 
 
@@ -49,7 +50,7 @@ def exported_rows(data: SeveralRuns) -> np.ndarray:
     numbered[[*(SEVERAL.names or ())]] = rows[np.argsort(rows["file"], kind="stable")]
     numbered["number"] = np.arange(len(rows))
     longest_nbytes = int(rows["length"].max()) * row_nbytes(data)
-    files_nbytes = sum(map(os.path.getsize, data.paths))
+    files_nbytes = sum(map(size_of, data.paths))
     allow_memory(MEMORY_PER_BYTE * files_nbytes + COPIES * max(longest_nbytes, RUNNING_NBYTES))
     width = envs_per_group(longest_nbytes)
     numbered["group"] = numbered["file"] * (int(rows["env_index"].max()) + 1) + numbered["env_index"] // width

@@ -1,0 +1,133 @@
+"""The manifest of a set of shards: which envs of a run are in which of its files, and how these were complete.
+
+A set is one run in several files.  A shard is an ordinary file, of a run of fewer envs that knows its first env; the
+attribute `run`, which all files of a set have, says that they belong together.  The manifest has the attributes of the
+whole run, and no columns of its own; see `set_check` for what it has when all shards are complete.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mpi_rollout.config import RolloutConfig, read_config, versions
+from mpi_rollout.core.seeding import Reproducibility
+from mpi_rollout.errors import ContentError
+from mpi_rollout.process.console import take_free_descriptors
+from mpi_rollout.storage.checked_file import CheckedFile
+from mpi_rollout.storage.ownership import Lock, identity, make_locked, put_in_free_place, refusal, removed
+from mpi_rollout.storage.schema import Schema, is_manifest, libraries
+from mpi_rollout.storage.shard_files import shards_folder
+from mpi_rollout.storage.untrusted import open_unmarked, parsed, reading, text
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a manifest says, of a file that is not trusted.
+
+    Attributes
+    ----------
+    ranges
+        The envs of each shard: consecutive, together all envs of the run.
+    ends
+        The number of steps of each shard and the digest of its last commit; none before the set is complete.
+    num_steps
+        The steps of a complete set; before that the shards alone know them.
+    """
+
+    attributes: Mapping[str, object]
+    config: RolloutConfig
+    is_complete: bool
+    reproducibility: Reproducibility
+    run: str
+    ranges: Sequence[range]
+    ends: Sequence[tuple[int, str]]
+    num_steps: int
+
+
+def is_set(path: str) -> bool:
+    """Tell whether a file is a manifest; one that cannot be read is none."""
+    try:
+        with open_unmarked(path) as file:
+            return is_manifest(file.attrs)
+    except (OSError, RuntimeError, KeyError, ValueError):
+        return False
+
+
+def read_manifest(path: str, place: str = "") -> Manifest:
+    """Read a manifest at `place`, which messages call `path`; DataError if it is none, or damaged."""
+    with reading(path, lambda doing: None, place) as (file, note):
+        return manifest_of(CheckedFile(file, path, note))
+
+
+def manifest_of(checks: CheckedFile) -> Manifest:
+    """Return what a manifest says whose attributes were checked; ContentError if its shards are not those of a run."""
+    root, config = checks.root, checks.config
+    shards, ranges, ends = parsed(root, "shards", list), list[range](), list[tuple[int, str]]()
+    for shard in shards:
+        start = ranges[-1].stop if ranges else 0
+        match shard:
+            case [int(first_env), int(num_envs), *end] if first_env == start and num_envs > 0:
+                ranges.append(range(start, start + num_envs))
+            case _:
+                raise ContentError(f"its attribute shards should be consecutive ranges of envs, got {shard!r:.80}")
+        match end:
+            case [int(num_steps), str(digest)] if checks.is_complete and num_steps >= checks.num_steps:
+                ends.append((num_steps, digest))
+            case [] if not checks.is_complete:
+                pass
+            case _:
+                raise ContentError(f"its attribute shards does not say how a shard was complete: {shard!r:.80}")
+    if not ranges or ranges[-1].stop != config.num_envs:
+        num_found = ranges[-1].stop if ranges else 0
+        raise ContentError(f"its attribute shards has {num_found:,} envs, its run has {config.num_envs:,}")
+    run = text(root, "run")
+    return Manifest(root, config, checks.is_complete, checks.promise, run, ranges, ends, checks.num_steps)
+
+
+def begin_manifest(
+    path: str,
+    attributes: Mapping[str, object],
+    run: str,
+    ranges: Sequence[range],
+    replaces: tuple[int, int] | None = None,
+    is_continued: bool = False,
+) -> Lock:
+    """Make the manifest `<path>.part` of a set, and the folder of its shards; return the lock of the manifest.
+
+    UsageError if another run writes there; an error of the system or of HDF5 if it cannot be written.
+
+    Parameters
+    ----------
+    attributes
+        Those of the root group of one file of the whole run.
+    run
+        Hexadecimal digits that no other set has; every shard has them as its attribute `run`.
+    ranges
+        The envs of each shard.
+    replaces
+        The `ownership.identity` of the complete manifest at `path` that the run extends.
+    is_continued
+        The new manifest takes the place of that of an earlier start, whose lock this process holds.
+    """
+    part, new = f"{path}.part", f"{path}.part.new"
+    shards = json.dumps([[envs.start, len(envs)] for envs in ranges])
+    own = {"versions": json.dumps(versions() | libraries()), "run": run, "shards": shards}
+    take_free_descriptors()
+    lock = make_locked(new)
+    with removed(new):
+        if identity(path) not in (None, replaces):
+            raise refusal(path)
+        os.makedirs(shards_folder(path), exist_ok=True)
+        schema_of_manifest({**attributes, **own}).create(new, swmr_mode=False, is_locked=True).close()
+        lock.sync()
+        if is_continued:
+            os.replace(new, part)
+        else:
+            put_in_free_place(new, part)
+    return lock
+
+
+def schema_of_manifest(attributes: Mapping[str, object]) -> Schema:
+    """Return the schema of the manifest with these attributes of its root group, which were checked or are ours."""
+    return Schema(attributes, read_config(attributes["config"], "the manifest"), 1, int(str(attributes["num_ranks"])))

@@ -1,0 +1,119 @@
+"""What the manifest of a complete set says of the whole run, as it follows from the shards.
+
+Its tables are those of a single file.  Its columns are HDF5's virtual datasets, by which other programs see those of
+the shards as one; their names are relative, so that file and folder can be moved together.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+
+import h5py
+import numpy as np
+
+from mpi_rollout.errors import ContentError
+from mpi_rollout.storage.checked_file import checked
+from mpi_rollout.storage.shard_files import shard_path
+from mpi_rollout.storage.stored_run import StoredRun
+from mpi_rollout.storage.untrusted import Tell, attributes_of
+from mpi_rollout.storage.values import wrong_in
+
+Extent = tuple[object, ...]  # First and last element of a selection, and their number; none of a whole dataset.
+Source = tuple[str, str, Extent, Extent]
+WrongValues = list[dict[str, str | int]]
+
+
+def episodes_of(stored: StoredRun) -> np.ndarray:
+    """Return the table of episodes: those that have ended, then those that the end of the data cuts."""
+    return np.concatenate([stored.ended, stored.unfinished()])
+
+
+def lay_out(file: h5py.File, path: str, name: str, stored: StoredRun) -> None:
+    """Make the virtual dataset of a column."""
+    leaf, num_rows = stored.leaves[name], stored.num_rows(name)
+    layout = h5py.VirtualLayout((num_rows, stored.config.num_envs, *leaf.shape), leaf.dtype)
+    for _, envs in stored.parts:
+        shape = (num_rows, len(envs), *leaf.shape)
+        source = h5py.VirtualSource(_relative(path, envs), f"trajectories/{name}", shape, leaf.dtype)
+        layout[:, envs.start : envs.stop] = source
+    file.create_virtual_dataset(f"trajectories/{name}", layout)
+
+
+def _relative(path: str, envs: range) -> str:
+    """Return the name of a shard as HDF5 finds it from the manifest: a percent sign there has a meaning."""
+    name = shard_path(path, envs)
+    return os.path.join(os.path.basename(os.path.dirname(name)), os.path.basename(name)).replace("%", "%%")
+
+
+def wrong_values_of(stored: StoredRun) -> WrongValues:
+    """Return the wrong values that the shards of a set record."""
+    return merged_wrong_values((file.wrong_values, envs) for file, envs in stored.parts)
+
+
+def merged_wrong_values(parts: Iterable[tuple[WrongValues, range]]) -> WrongValues:
+    """Put the wrong values of all shards together, with the envs of the run: their sums, and the first ones."""
+    whole: dict[tuple[str, str], dict[str, str | int]] = {}
+    for values, envs in parts:
+        for wrong in values:
+            here = wrong | {"env_index": int(wrong["env_index"]) + envs.start}
+            before = whole.get(_place_of(wrong), here | {"count": 0})
+            first = min(before, here, key=lambda each: (each["step"], each["env_index"]))
+            whole[_place_of(wrong)] = first | {"count": int(before["count"]) + int(wrong["count"])}
+    return sorted(whole.values(), key=_place_of)
+
+
+def _place_of(wrong: Mapping[str, str | int]) -> tuple[str, str]:
+    return str(wrong["dataset"]), str(wrong["kind"])
+
+
+def check_set(tell: Tell, path: str) -> None:
+    """Compare a complete manifest with its shards, without reading their columns; DataError if something differs."""
+    with closing(StoredRun(path)) as stored, checked(path, tell) as manifest:
+        tell("the tables of its shards")
+        tables = {"episodes": episodes_of(stored), "faults": stored.faults}
+        for name, expected in tables.items():
+            got = manifest.table(name, expected.dtype)
+            if got.tobytes() != expected.tobytes():
+                raise ContentError(f"{name} has {len(got):,} rows, which are not the {len(expected):,} of its shards")
+        with h5py.File("expected", "w", driver="core", backing_store=False) as like:
+            for name in stored.leaves:
+                tell(f"where the data of trajectories/{name} are")
+                lay_out(like, path, name, stored)
+                _check_column(name, manifest.file["trajectories"].get(name), like["trajectories"][name])
+        columns = manifest.file["trajectories"]
+        wrong = [each for name in stored.leaves for each in wrong_in(name, attributes_of(columns[name]))]
+        if sorted(wrong, key=_place_of) != wrong_values_of(stored):
+            raise ContentError("the wrong values that its columns record are not those of its shards")
+
+
+def _check_column(name: str, column: h5py.Dataset | None, expected: h5py.Dataset) -> None:
+    """Raise ContentError if a virtual dataset is another one; the files that it names are not opened."""
+    if column is None:
+        raise ContentError(f"there is no trajectories/{name}")
+    got, wanted = _sources_of(column), _sources_of(expected)
+    if got != wanted:
+        other = next((source for source in got if source not in wanted), ("less than all shards",))
+        raise ContentError(
+            f"trajectories/{name} is not made of its shards, but of {other[0]}; a set keeps its name: put it back, or "
+            "make one file of it with `python -m mpi_rollout recover`"
+        )
+    if (column.shape, column.dtype) != (expected.shape, expected.dtype):
+        raise ContentError(f"trajectories/{name} should be {expected.dtype} {expected.shape}")
+
+
+def _sources_of(dataset: h5py.Dataset) -> list[Source]:
+    """Return what a virtual dataset is made of: files, datasets, and which part of each is where."""
+    plan = dataset.id.get_create_plist()
+    return [
+        (
+            plan.get_virtual_filename(number),
+            plan.get_virtual_dsetname(number),
+            *(_extent_of(space) for space in (plan.get_virtual_srcspace(number), plan.get_virtual_vspace(number))),
+        )
+        for number in range(plan.get_virtual_count())
+    ]
+
+
+def _extent_of(space: h5py.h5s.SpaceID) -> Extent:
+    is_all = space.get_select_type() == h5py.h5s.SEL_ALL
+    return () if is_all else (*space.get_select_bounds(), space.get_select_npoints())

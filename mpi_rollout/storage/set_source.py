@@ -1,0 +1,62 @@
+"""A set of shards as the one file that is made of it."""
+
+import json
+
+import numpy as np
+
+from mpi_rollout.config import read_config
+from mpi_rollout.storage.checked_file import CheckedFile
+from mpi_rollout.storage.schema import LATER_ATTRIBUTES, Schema
+from mpi_rollout.storage.stored_run import StoredRun
+from mpi_rollout.storage.untrusted import count
+
+OF_SET = "run", "shards"  # Attributes and options that the file of no set has.
+OPTIONS_OF_SET = "storage", "shards_per_node"
+
+
+class SetSource:
+    """What `recovery` asks of a `CheckedFile`, of a set.
+
+    Attributes
+    ----------
+    schema
+        Of the new file, which belongs to no set.
+    """
+
+    def __init__(self, manifest: CheckedFile, stored: StoredRun, num_steps: int):
+        self._stored, self.stored, self.num_steps, self.num_committed = stored, self, num_steps, stored.num_steps
+        self.root, self.is_complete, self.throughput = manifest.root, manifest.is_complete, manifest.throughput
+        self.table, self.tell, self.datasets = manifest.table, manifest.tell, manifest.datasets
+        kept = {name: value for name, value in self.root.items() if name not in (*OF_SET, *LATER_ATTRIBUTES)}
+        options = json.loads(str(self.root["config"]))
+        kept["config"] = json.dumps({name: value for name, value in options.items() if name not in OPTIONS_OF_SET})
+        self.config = read_config(kept["config"], stored.path)
+        num_rows = max(shape[0] for shape in stored.chunks.values())
+        self.schema = Schema(kept, self.config, num_rows, count(self.root, "num_ranks"))
+
+    def has(self, name: str) -> bool:
+        """Tell whether the shards have a column."""
+        return name in self._stored.leaves
+
+    def faults(self) -> np.ndarray:
+        """Return the rows of /faults of the steps that count."""
+        return np.asarray(self._stored.faults[self._stored.faults["step"] < self.num_steps])
+
+    def resets(self) -> None:
+        """Return None: a run has taken the steps."""
+
+    def chunks(self, name: str) -> "SetColumn":
+        """Return a column by its path."""
+        return SetColumn(self._stored, name.removeprefix("trajectories/"))
+
+
+class SetColumn:
+    """A column of a set, read as `ChunkReader` reads one of a file."""
+
+    def __init__(self, stored: StoredRun, name: str):
+        self._stored, self._name, self.rows = stored, name, stored.chunks[name][0]
+        self.shape = stored.num_rows(name), stored.config.num_envs
+
+    def read(self, start: int, stop: int, into: np.ndarray | None = None) -> np.ndarray:
+        """Read rows `start` to `stop` - 1, into an array if one is given; DataError if a chunk is damaged."""
+        return self._stored.read(self._name, slice(start, stop), slice(0, self.shape[1]), into)

@@ -1,0 +1,202 @@
+"""One file of a run, opened for reading in this process, and opened again where that is needed; see `stored_run`.
+
+A run may be writing it.  HDF5 keeps what it has read of the file's index, so that it does not see later steps: they are
+there after `refresh`.  An error amid reading may come from a write at that moment: the file is then opened again.
+"""
+
+import atexit
+import os
+import weakref
+from collections.abc import Callable
+from typing import TypeVar
+
+import h5py
+import numpy as np
+
+from mpi_rollout.core.spaces import Leaf
+from mpi_rollout.errors import ContentError, DataError
+from mpi_rollout.process.paths import current
+from mpi_rollout.storage.checked_file import checked
+from mpi_rollout.storage.chunk_reader import ChunkReader, one_thread
+from mpi_rollout.storage.episodes import StoredResults, make_table, stored_results
+from mpi_rollout.storage.file_chunks import FileChunks
+from mpi_rollout.storage.untrusted import open_unmarked, steadily
+from mpi_rollout.text import first_line
+
+ATTEMPTS = 3
+Content = TypeVar("Content")
+_sources: "weakref.WeakSet[StoredFile]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close all files: HDF5 would call Python to do it, when there is no interpreter any more."""
+    for source in list(_sources):
+        source.close()
+
+
+class Place:
+    """Where a file is that a run may be writing, and how messages call it.
+
+    A relative path begins in the current folder of now, wherever envs go meanwhile; messages have it as it was given.
+    """
+
+    def __init__(self, path: str, folder: str | None = None):
+        self.path, self.folder = path, current() if folder is None else folder
+        self._whole = path and os.path.join(self.folder, path)
+
+    def locate(self) -> str:
+        """Return the whole path that the file has now: a run takes the `.part` away when it is complete."""
+        whole = self._whole.removesuffix(".part")
+        if not os.path.lexists(self._whole) and os.path.lexists(whole):
+            self.path, self._whole = self.path.removesuffix(".part"), whole
+        return self._whole
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state of a copy in another process, which may have another current folder."""
+        return self.__dict__ | {"path": self._whole}
+
+
+class StoredFile:
+    """A file, its attributes, and the rows of its columns that are committed.
+
+    DataError from the constructor if it is no file of a run, or is damaged.
+
+    Attributes
+    ----------
+    leaves
+        The dtype and shape for one env of every column, by its path below /trajectories.
+    num_steps
+        Committed steps, when the file was last looked at.
+    reproducibility
+        What the envs promise about random numbers.
+    resets
+        The rows of /resets; None where a run took the steps.
+    episodes
+        The rows of /episodes of committed steps, also of those that the run's end has cut.
+    faults
+        The rows of /faults of committed steps.
+    last_digest, wrong_values
+        Of a shard: the digest of its last commit, and the wrong values that its attributes record.
+    """
+
+    def __init__(self, place: Place, is_rescue: bool = False):
+        self._place, self._is_rescue = place, is_rescue
+        self._file: h5py.File | None = None
+        self._stored: FileChunks
+        self._pid = 0
+        self.look()
+
+    def look(self) -> None:
+        """Read what is committed now."""
+        self.close()
+        steadily(self.locate(), self._look)
+
+    @property
+    def path(self) -> str:
+        """The name of the file in messages."""
+        return self._place.path
+
+    def locate(self) -> str:
+        """Return the whole path that the file has now."""
+        return self._place.locate()
+
+    def _look(self) -> None:
+        place = self.locate()
+        with checked(self.path, lambda doing: None, is_rescue=self._is_rescue, place=place) as checks:
+            self.attributes, self.config, self.is_complete = checks.root, checks.config, checks.is_complete
+            self.is_sealed, self.num_steps, self.reproducibility = checks.is_sealed, checks.num_steps, checks.promise
+            self.episodes, self.resets, self.faults = checks.committed_episodes(), checks.resets(), checks.faults()
+            if "run" in checks.root:
+                self.last_digest, self.wrong_values = checks.last_digest(), checks.wrong_values()
+            datasets = checks.trajectories()
+            self.leaves = {
+                name: Leaf(tuple(name.split("/")), dataset.dtype, dataset.shape[2:])
+                for name, dataset in datasets.items()
+            }
+            self.chunks = {name: dataset.chunks for name, dataset in datasets.items()}
+
+    def limit_to(self, num_steps: int) -> None:
+        """Let only the first steps count, where there are more."""
+        if num_steps < self.num_steps:
+            self.close()
+            self.num_steps, self.is_sealed = num_steps, False
+            self.episodes = self.episodes[self.episodes["start"] + self.episodes["length"] <= num_steps]
+            self.faults = self.faults[self.faults["step"] < num_steps]
+
+    @property
+    def _chunks(self) -> FileChunks:
+        """What the open file has.  A forked process opens its own: places in files are shared otherwise."""
+        with one_thread:
+            if self._file is None or self._pid != os.getpid():
+                self._open()
+        return self._stored
+
+    def _open(self) -> None:
+        file = open_unmarked(place := self.locate())
+        try:
+            self._stored = FileChunks(
+                file, place, self.num_steps, self.is_sealed, not self._is_rescue, is_at_least=True
+            )
+        except BaseException:
+            file.close()
+            raise
+        self._file, self._pid = file, os.getpid()
+        _sources.add(self)
+
+    def stored(self, name: str) -> ChunkReader:
+        """Return the chunks of a column."""
+        return self._chunks.chunks(f"trajectories/{name}")
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state of a copy in another process, which opens the file itself."""
+        return self.__dict__ | {"_file": None, "_stored": None}
+
+    def close(self) -> None:
+        """Close the file, if it is open; it is opened again when it is needed."""
+        if self._file is not None and self._pid == os.getpid():
+            self._stored.close()
+            self._file.close()
+        self._file = None
+
+    def read(self, name: str, rows: slice | np.ndarray, envs: slice, into: np.ndarray | None = None) -> np.ndarray:
+        """Read as `StoredRun.read` does; `into` is for a range of rows."""
+        if isinstance(rows, slice):
+            return self.attempt(lambda: self.stored(name).read(rows.start, rows.stop, envs, into), name)
+        return self.attempt(lambda: self.stored(name).pick(rows, envs), name)
+
+    def unfinished(self) -> np.ndarray:
+        """Return the rows of the episodes that the end of the data cuts: neither terminated nor truncated.
+
+        A killed run has not written them.  Then they follow from the steps behind the last ends; in a file with
+        /resets, from all steps.
+        """
+        is_cut = ~(self.episodes["terminated"] | self.episodes["truncated"])
+        if self.is_sealed or is_cut.any():
+            return np.asarray(self.episodes[is_cut])
+        return self.attempt(self._computed_unfinished, "rewards")
+
+    def _computed_unfinished(self) -> np.ndarray:
+        table = make_table(self.config, self.attributes, resets=self.resets)
+        begin = np.zeros(self.config.num_envs, np.int64) if self.resets is not None else table.skip(self.episodes)
+        for results in stored_results(self._chunks, self.num_steps, first=int(begin.min())):
+            is_new = results.start + np.arange(len(results.rewards))[:, None] >= begin
+            ends = results.terminations & is_new, results.truncations & is_new
+            table.add(StoredResults(results.start, np.where(is_new, results.rewards, 0.0), *ends), 0, len(is_new))
+        return table.unfinished(self.num_steps)
+
+    def attempt(self, read: Callable[[], Content], name: str) -> Content:
+        """Call what reads a column.  DataError if it fails, in a file that is written more than once."""
+        for attempt in range(1 if self.is_sealed else ATTEMPTS):
+            try:
+                return read()
+            except (OSError, RuntimeError, KeyError, ContentError) as error:
+                failure: Exception = error
+                if attempt + 1 < ATTEMPTS:
+                    self.close()
+        if isinstance(failure, ContentError):
+            raise DataError(f"{self.path}: {failure}") from failure
+        raise DataError(
+            f"{self.path}: cannot read trajectories/{name}: {first_line(failure)}; "
+            f"`python -m mpi_rollout verify` says what is damaged"
+        ) from failure
