@@ -104,7 +104,7 @@ def least_ranks(arguments: "Sequence[str]") -> int:
 def typed(arguments: "Sequence[str]", option: str) -> str:
     """Return the value that an option has on a command line, which is not parsed yet; "" without it."""
     value = ""
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
         if word == option:
             value = following
         elif word.startswith(option + "="):

@@ -53,7 +53,7 @@ def test_sent_modules_give_the_same_data(job: Job, num_ranks: int):
 @pytest.mark.full_start
 def test_a_rank_with_another_path_imports_by_itself(tmp_path: Path):
     program = [sys.executable, "-m", "mpi_rollout", *RUN, "--out", "run.h5", "--send-imports", "yes"]
-    other = ["env", f"PYTHONPATH={PYTHON_PATH}:{tmp_path}/elsewhere"]
+    other = ["sh", "-c", 'PYTHONPATH=$0 exec "$@"', f"{PYTHON_PATH}:{tmp_path}/elsewhere"]
     result = run_job([mpiexec(), "-n", "1", *program, ":", "-n", "1", *other, *program], tmp_path)
     assert result.code == 0, result.err
 
