@@ -153,8 +153,8 @@ class RunOptions(SharedOptions):
     num_envs: int = to_run(64, least=1)("number of envs over all ranks")
     first_env: int = to_run(0, least=0, metavar="A")(
         "collect envs A to A + --num-envs - 1 of a larger run: the same data as there, for array jobs; the env factory "
-        "gets these indices as env_index; a list of --env-kwargs has this run's envs alone; the file and the messages "
-        "count this run's envs from 0"
+        "gets these indices as env_index, and messages have them; a list of --env-kwargs has this run's envs alone; "
+        "the file counts this run's envs from 0"
     )
     num_steps: int = to_run(1000, least=1)("number of steps of each env; with --num-episodes, at most so many")
     num_episodes: int | None = to_run(None, least=1, metavar="M")(
@@ -189,6 +189,12 @@ class RunOptions(SharedOptions):
         "file to write; if the same run was interrupted, the same command continues it; if it is complete, the same "
         "command with more --num-steps extends it"
     )
+    storage: str = to_store("single", choices=("single", "sharded", "auto"))(
+        "single writes one file, by rank 0; sharded writes a file for each node, by a rank of it, and --out is one "
+        "data set over all of them; auto is sharded where the ranks are on two nodes or more; the data do not depend "
+        "on it"
+    )
+    shards_per_node: int = to_store(1, least=1, metavar="N")("with --storage sharded, number of files of each node")
     overwrite: bool = to_store(False)(
         "replace the file that is there when this run is complete; until then it stays; an unfinished file of another "
         "run is dropped at the start, and one of this run is continued"

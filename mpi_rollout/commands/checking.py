@@ -81,6 +81,8 @@ def _report_lines(report: Mapping[str, Any]) -> list[str]:
         f"steps         {report['num_steps']:,} of each env, as long as every dataset",
         f"episodes      {report['episodes']:,}, as they follow from rewards, ends and seeds",
     ]
+    if "shards" in report:
+        lines.insert(1, f"shards        {report['shards']:,}, each whole, and those that its manifest means")
     if not report["has_checksums"]:
         lines.append(
             "note          an older version wrote it, with HDF5's checksums alone: a part that was lost and reads as "

@@ -95,8 +95,19 @@ def _head(summary: Summary) -> list[str]:
         ratios = throughput["ratio_to_limit"]
         of_limit = f", {statistics.median(ratios):.3f} of the limit" if ratios else ""
         lines.append(f"throughput    {rate}{of_limit}")
+    if shards := summary.get("shards"):
+        envs, steps = ([shard[name] for shard in shards] for name in ("num_envs", "num_steps"))
+        lines.append(
+            f"shards        {_range(envs)} envs each in {counted(len(shards), 'file')} with {_range(steps)} steps, in "
+            f"{os.path.dirname(shards[0]['file'])}"
+        )
     advice = [f"advice        {summary['advice']}"] if summary["advice"] else []
     return lines + _ranks(summary["ranks"]) + advice
+
+
+def _range(numbers: Sequence[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def _ranks(ranks: Sequence[Summary]) -> list[str]:

@@ -3,8 +3,8 @@
 All of it runs in a child process, see `storage.sandbox`.
 """
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,10 @@ import numpy as np
 from mpi_rollout.commands import style
 from mpi_rollout.process.clock import PHASES, WORDS
 from mpi_rollout.storage.checked_file import CheckedFile, checked
-from mpi_rollout.storage.schema import INTERVAL, LIMIT, RANK, is_recording
+from mpi_rollout.storage.schema import INTERVAL, LIMIT, RANK, is_manifest, is_recording
+from mpi_rollout.storage.set_source import SetSource
+from mpi_rollout.storage.shard_files import size_of
+from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import Tell, count, number, parsed, steadily, text
 from mpi_rollout.text import counted
 
@@ -32,13 +35,13 @@ def summary(tell: Tell, path: str) -> dict[str, object]:
 
 
 def _summary(tell: Tell, path: str) -> dict[str, object]:
-    with checked(path, tell) as checks:
+    with checked(path, tell) as checks, _shards_of(checks, path) as shards:
         attributes, config = checks.root, checks.config
         finished = text(attributes, "finished").strip()
         checks.tell("its tables")
         facts = {
             "file": path,
-            "nbytes": os.path.getsize(path),
+            "nbytes": size_of(path),
             "complete": bool(finished),
             "recovered": text(attributes, "recovered") if "recovered" in attributes else "",
             "env": config.env or config.env_factory,
@@ -58,12 +61,24 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             "ranks": _ranks(checks.table("throughput/ranks", RANK)),
             "faults": [
                 {"env_index": int(env), "step": int(step), "message": message.decode(errors="replace")}
-                for env, step, message in checks.faults()[["env_index", "step", "message"]]
+                for env, step, message in (shards or checks).faults()[["env_index", "step", "message"]]
             ],
         }
+        if shards is not None:
+            facts["shards"] = shards.files()
         if checks.has_trajectories:
-            facts |= _trajectories(checks)
+            facts |= _trajectories(shards or checks)
         return facts
+
+
+@contextmanager
+def _shards_of(checks: CheckedFile, path: str) -> Iterator[SetSource | None]:
+    """Open the shards of a manifest, and nothing where a file has columns of its own."""
+    if not is_manifest(checks.root):
+        yield None
+        return
+    with closing(StoredRun(path)) as stored:
+        yield SetSource(checks, stored, stored.num_steps)
 
 
 def _throughput(checks: CheckedFile) -> dict[str, float | list[float]]:
@@ -93,7 +108,7 @@ def _ranks(ranks: np.ndarray) -> list[dict[str, object]]:
     ]
 
 
-def _trajectories(checks: CheckedFile) -> dict[str, object]:
+def _trajectories(checks: CheckedFile | SetSource) -> dict[str, object]:
     episodes = checks.committed_episodes()
     over = episodes[episodes["terminated"] | episodes["truncated"]]
     return {
@@ -126,12 +141,12 @@ def plot_run(tell: Tell, path: str, figure_path: str) -> str:
     """Draw a run: its episodes, its throughput, each rank's time by phase; return the file's name."""
     figure = style.new_figure("--plot", 7.6)
     panels = figure.subplot_mosaic([["over", "returns"], ["rates", "lengths"], ["phases", "phases"]])
-    with checked(path, tell) as checks:
+    with checked(path, tell) as checks, _shards_of(checks, path) as shards:
         checks.tell("its tables")
         attributes, config = checks.root, checks.config
         intervals, limit = checks.table("throughput/intervals", INTERVAL), checks.table("throughput/limit", LIMIT)
         ranks = checks.table("throughput/ranks", RANK)
-        episodes = checks.committed_episodes() if checks.has_trajectories else None
+        episodes = (shards or checks).committed_episodes() if checks.has_trajectories else None
         hosts = ", ".join(sorted(set(parsed(attributes, "hosts", list))))
         sizes = f"{counted(config.num_envs, 'env')} on {counted(count(attributes, 'num_ranks'), 'rank')}"
         style.head(figure, f"{config.env or config.env_factory}: {sizes}", [f"{hosts}; {text(attributes, 'started')}"])

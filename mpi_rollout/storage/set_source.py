@@ -1,12 +1,14 @@
 """A set of shards as the one file that is made of it."""
 
 import json
+import os
 
 import numpy as np
 
 from mpi_rollout.config import read_config
 from mpi_rollout.storage.checked_file import CheckedFile
 from mpi_rollout.storage.schema import LATER_ATTRIBUTES, Schema
+from mpi_rollout.storage.set_check import wrong_values_of
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import count
 
@@ -15,7 +17,7 @@ OPTIONS_OF_SET = "storage", "shards_per_node"
 
 
 class SetSource:
-    """What `recovery` asks of a `CheckedFile`, of a set.
+    """What is asked of a `CheckedFile` by who reads all of it, of a set.
 
     Attributes
     ----------
@@ -41,6 +43,34 @@ class SetSource:
     def faults(self) -> np.ndarray:
         """Return the rows of /faults of the steps that count."""
         return np.asarray(self._stored.faults[self._stored.faults["step"] < self.num_steps])
+
+    def files(self) -> list[dict[str, str | int]]:
+        """Return the name, the size and the committed steps of each shard, as JSON can hold them."""
+        return [
+            {
+                "file": file.path,
+                "num_envs": len(envs),
+                "num_steps": file.num_committed,
+                "nbytes": os.path.getsize(file.locate()),
+            }
+            for file, envs in self._stored.parts
+        ]
+
+    def committed_episodes(self) -> np.ndarray:
+        """Return the rows of /episodes that lie in the steps that all shards have."""
+        return self._stored.episodes
+
+    def columns(self) -> dict[str, dict[str, object]]:
+        """Return the shape and the dtype of each column, as JSON can hold them."""
+        num_envs = self.config.num_envs
+        return {
+            name: {"shape": [self._stored.num_rows(name), num_envs, *leaf.shape], "dtype": str(leaf.dtype)}
+            for name, leaf in self._stored.leaves.items()
+        }
+
+    def wrong_values(self) -> list[dict[str, str | int]]:
+        """Return the wrong values that the columns' attributes record."""
+        return wrong_values_of(self._stored)
 
     def resets(self) -> None:
         """Return None: a run has taken the steps."""

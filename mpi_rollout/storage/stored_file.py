@@ -66,8 +66,8 @@ class StoredFile:
     ----------
     leaves
         The dtype and shape for one env of every column, by its path below /trajectories.
-    num_steps
-        Committed steps, when the file was last looked at.
+    num_committed, num_steps
+        Committed steps, when the file was last looked at, and those of them that count.
     reproducibility
         What the envs promise about random numbers.
     resets
@@ -106,6 +106,7 @@ class StoredFile:
         with checked(self.path, lambda doing: None, is_rescue=self._is_rescue, place=place) as checks:
             self.attributes, self.config, self.is_complete = checks.root, checks.config, checks.is_complete
             self.is_sealed, self.num_steps, self.reproducibility = checks.is_sealed, checks.num_steps, checks.promise
+            self.num_committed = checks.num_steps
             self.episodes, self.resets, self.faults = checks.committed_episodes(), checks.resets(), checks.faults()
             if "run" in checks.root:
                 self.last_digest, self.wrong_values = checks.last_digest(), checks.wrong_values()

@@ -1,17 +1,22 @@
 """A set of shards, read as the single file of the same run: the same arrays, episodes, transitions and answers."""
 
 import pickle
+from collections import deque
 from pathlib import Path
 
 import numpy as np
 import pytest
-from shard_sets import RANGES, shards_of, written_set
-from written_data import NUM_STEPS, quiet
+from shard_sets import RANGES, RUN, ShardFeed, attributes_of, shards_of, written_set
+from written_data import NUM_STEPS, SMALL, Feed, ending, quiet
 
 import mpi_rollout
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage import stored_run
+from mpi_rollout.storage.manifest import begin_manifest
 from mpi_rollout.storage.recovery import recover
+from mpi_rollout.storage.schema import INTERVAL
+from mpi_rollout.storage.set_end import complete_manifest
+from mpi_rollout.storage.shard_files import shard_path
 from mpi_rollout.storage.verification import verify
 
 KINDS = ["complete", "ended", "running"]
@@ -107,3 +112,34 @@ def test_one_file_is_recovered_of_a_set(pair: tuple[Path, Path], tmp_path: Path,
     for name in other._source.leaves:
         rows, envs = slice(0, other.num_steps), slice(0, 7)
         assert one._source.read(name, rows, envs).tobytes() == other._source.read(name, rows, envs).tobytes()
+
+
+def test_a_set_is_followed_until_it_is_complete(tmp_path: Path) -> None:
+    whole, path = Feed(SMALL, RANGES[-1].stop), tmp_path / "big.h5"
+    single = whole.writer(tmp_path / "single.h5", 8)
+    steps = whole.fill(single, NUM_STEPS, {11, NUM_STEPS})
+    next(steps)
+    begin_manifest(str(path), attributes_of(tmp_path / "single.h5.part"), RUN, RANGES).release()
+    feeds = [ShardFeed(whole, envs) for envs in RANGES]
+    writers = [feed.writer(shard_path(str(path), envs), 8) for feed, envs in zip(feeds, RANGES, strict=True)]
+    going = [feed.fill(writer, NUM_STEPS, {11, NUM_STEPS}) for feed, writer in zip(feeds, writers, strict=True)]
+    data = mpi_rollout.open(f"{path}.part")
+    assert data.num_steps == 0 and len(data.episodes) == 0
+    for number in range(2):
+        for _ in range(11):
+            next(going[number])
+        writers[number].drain()
+    assert data.refresh() == 0  # The last shard has no step yet.
+    for shard in going:
+        deque(shard, 0)
+    expected = whole.expected(NUM_STEPS)
+    for writer in writers:
+        writer.drain()
+        writer.finish(ending(NUM_STEPS))  # It takes the `.part` away.
+        writer.release()
+    assert np.array_equal(data.rewards[...], expected["rewards"][:0]) and data.refresh() == NUM_STEPS
+    assert np.array_equal(data.rewards[...], expected["rewards"]) and not data.is_complete
+    complete_manifest(str(path), ending(NUM_STEPS), np.zeros(0, INTERVAL))
+    assert data.refresh() == NUM_STEPS and data.is_complete and data.path == str(path)
+    assert np.array_equal(data.rewards[...], expected["rewards"])
+    single.discard()

@@ -16,6 +16,7 @@ from mpi_rollout.storage.run_file import Ending
 from mpi_rollout.storage.schema import LATER_ATTRIBUTES, digest_of
 from mpi_rollout.storage.set_end import complete_manifest
 from mpi_rollout.storage.shard_files import shard_path, shards_folder
+from mpi_rollout.storage.untrusted import open_unmarked
 
 RUN, RANGES = "5eed", (range(3), range(3, 4), range(4, 7))
 MORE = ("format", "format_version", *LATER_ATTRIBUTES)
@@ -72,7 +73,7 @@ def written_set(
 
 def attributes_of(single: Path) -> dict[str, object]:
     """The attributes that the manifest of the same run is begun with."""
-    with h5py.File(single, libver="latest", swmr=single.suffix == ".part") as file:
+    with open_unmarked(str(single)) as file:
         return {name: value for name, value in file.attrs.items() if name not in MORE}
 
 
