@@ -1,7 +1,7 @@
 """What the root knows of a run under way: how far it is, whether it must stop, which ranks it goes on without."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -195,9 +195,12 @@ class LostRank:
 
 
 class LostRanks:
-    """The root's list of ranks that are gone, `all` in the order in which they were lost; `show` tells the user."""
+    """The root's list of ranks that are gone, `all` in the order in which they were lost; `show` tells the user.
 
-    def __init__(self, config: RolloutConfig, driver: Driver, hosts: list[str], show: Callable[[str], None]):
+    `hosts` has those of the driver's ranks, by their numbers in the job.
+    """
+
+    def __init__(self, config: RolloutConfig, driver: Driver, hosts: Mapping[int, str], show: Callable[[str], None]):
         self.all: list[LostRank] = []
         self._config, self._driver, self._hosts, self._show = config, driver, hosts, show
 
@@ -235,6 +238,6 @@ class LostRanks:
         known = {"seconds": dict.fromkeys(PHASES, 0.0), "fault": None}
         envs_of = self._driver.exchanges.division.whole.envs_of
         return [
-            reports.get(rank) or {"rank": rank, "host": host, "num_envs": len(envs_of(rank)), **known}
-            for rank, host in enumerate(self._hosts)
+            reports.get(rank) or {"rank": rank, "host": host, "num_envs": len(envs_of(place)), **known}
+            for place, (rank, host) in enumerate(self._hosts.items())
         ]

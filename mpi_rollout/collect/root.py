@@ -83,13 +83,14 @@ class Root:
         self._config, self._output, self._facts, self._hosts, self._team = config, output, facts, hosts, team
         self._policy = policy
         self._state = RunState(output.past, facts.reproducibility != Reproducibility.SLICE, rank=worker.rank)
+        self._num_before = self._state.num_past if team.leaders is None else team.leaders.least(self._state.num_past)
         self._trace = trace
         self._lengths = FragmentLengths()
         self._driver = Driver(worker.exchanges, worker, config.actions)
         self._status = Status(config.path, config.num_steps, config.num_episodes) if team.speaks else NoStatus()
         self._monitor = Monitor(config, self._driver, self._state, self._status, team.leaders)
         worker.on_stop = self._monitor.progress.close  # Launchers do not wait long.
-        lost_ranks = LostRanks(config, self._driver, list(hosts), say)
+        lost_ranks = LostRanks(config, self._driver, dict(zip(team.ranks, hosts, strict=True)), say)
         self._driver.on_loss = lambda ranks: lost_ranks.note(ranks, self._state)
         end = RunEnd if team.leaders is None else partial(TeamEnd, team)
         self._end = end(config, self._driver, self._state, self._status, self._monitor, lost_ranks, trace)
@@ -180,7 +181,7 @@ class Root:
         """Go on from the last step that an earlier start of the run committed."""
         from mpi_rollout.data.columns import columns_of
 
-        self._status.tell("running", num_steps=self._state.num_safe)
+        self._status.tell("running", num_steps=self._num_before)
         source = self._output.source
         with closing(self._output.open_past()) as stored:  # It stays open also when another file has taken its place.
             columns, start = columns_of(stored), perf_counter()
@@ -193,7 +194,7 @@ class Root:
             self._state.env_steps_before = int(stored.ended["length"].sum() + running.sum())
             if self._team.speaks or lost:
                 said = source if self._team.team is None else f"{self._config.path}.part"
-                say_resumed(said, past, self._config.num_steps, lost, self._state.catch_up_s)
+                say_resumed(said, past, (self._num_before, self._config.num_steps), lost, self._state.catch_up_s)
             collector = self._make_collector(lost)
             num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
             collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, columns))
@@ -202,7 +203,7 @@ class Root:
     def _make_collector(self, lost: Mapping[int, int]) -> Collector:
         """Make the file and what fills it; from then on the run is under way."""
         config, sink = self._config, self._make_sink(lost)
-        self._status.tell("running", num_steps=self._state.num_safe)
+        self._status.tell("running", num_steps=self._num_before)
         reset_seed = config.seed if self._facts.is_native else None
         goal = make_goal(config, self._facts.has_reset_rows, self._state.past, lost)
         options = CollectorOptions(NUM_BLOCKS, config.batch_size or 1, reset_seed, lengths=self._lengths, goal=goal)

@@ -5,6 +5,7 @@ teams are runs side by side, of some of the envs each, whose roots (`leaders`) m
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -12,8 +13,10 @@ from mpi_rollout.collect.leaders import Leaders
 from mpi_rollout.config import RolloutConfig, part_of_run
 from mpi_rollout.core.policy_kinds import CALLED, kind_of_name
 from mpi_rollout.core.teams import Team, shards_of, teams_of
+from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.ranks import agreement
+from mpi_rollout.ranks.set_up import divided
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -113,8 +116,18 @@ def _planned(config: RolloutConfig, nodes: list[str]) -> tuple["ClaimedSet | Non
     claimed = claim_set(config)
     shards = claimed.ranges or shards_of(config.num_envs, nodes, config.shards_per_node)
     claimed.ranges = shards
+    return claimed, fitting_teams(config, shards, nodes), claimed.run
+
+
+def fitting_teams(config: RolloutConfig, shards: Sequence[range], nodes: list[str]) -> tuple[Team, ...]:
+    """Divide ranks into teams, or make one of all of them where a smaller one could not do the run with its envs."""
     teams = teams_of(shards, nodes, needs_all_envs(config))
-    return claimed, teams, claimed.run
+    try:
+        for team in teams:
+            divided(config, len(team.envs), len(team.ranks))
+    except UsageError:
+        teams = teams_of(shards, nodes, is_one=True)
+    return teams
 
 
 def needs_all_envs(config: RolloutConfig) -> bool:
@@ -129,7 +142,8 @@ def _joined(config: RolloutConfig, comm: "MPI.Intracomm", teams: tuple[Team, ...
     team = teams[number]
     own_comm = comm if len(teams) == 1 else cast("MPI.Intracomm", comm.Split(number, comm.rank))
     leads = own_comm.rank == ROOT
-    leaders_comm = comm if comm.size == 1 else cast("MPI.Intracomm", comm.Split(int(leads), comm.rank))
+    # In the order of envs, which need not be that of ranks.
+    leaders_comm = comm if comm.size == 1 else cast("MPI.Intracomm", comm.Split(int(leads), number))
     if not leads:
         leaders_comm.Free()
     hosts = own_comm.gather(os.uname().nodename, ROOT)

@@ -11,11 +11,13 @@ from mpi_rollout.collect.leaders import Outcome
 from mpi_rollout.collect.report import RunFigures
 from mpi_rollout.collect.run_end import RunEnd, steps_before
 from mpi_rollout.collect.team import RankTeam
-from mpi_rollout.errors import Interrupted, PolicyError, RankError, RolloutError, as_flag
+from mpi_rollout.errors import Interrupted, PolicyError, RankError, RolloutError, StorageError, as_flag
+from mpi_rollout.exchange.world import ROOT, rank_and_host
 from mpi_rollout.process.clock import utc_now
-from mpi_rollout.process.console import STDOUT, fitted, say
+from mpi_rollout.process.console import STDOUT, fitted, name_of_stop, say
 from mpi_rollout.storage.status import Status, is_batch_job
 from mpi_rollout.storage.values import merged_wrong
+from mpi_rollout.text import system_words
 
 if TYPE_CHECKING:
     from mpi_rollout.collect.collector import Collector
@@ -43,16 +45,19 @@ class TeamEnd(RunEnd):
         return self._settle(Outcome(error.exit_code, self._state.num_safe, None, said, stack, *kinds))
 
     def _settle(self, outcome: Outcome) -> int:
-        return settle(self._team, outcome, self._status, lambda: bool(self._driver.stop_signal))
+        return settle(self._team, outcome, self._status, lambda: self._driver.stop_signal)
 
 
-def settle(team: RankTeam, outcome: Outcome, status: Status, is_to_stop: Callable[[], bool] = lambda: False) -> int:
+def settle(team: RankTeam, outcome: Outcome, status: Status, stop_signal: Callable[[], int] = lambda: 0) -> int:
     """Wait for all teams, and end the run as they have ended; return the exit code.  **Collective** of leaders."""
     leaders = team.leaders
     assert leaders is not None
-    outcomes, code = leaders.settle(outcome, is_to_stop), 0
+    outcomes, code = leaders.settle(outcome, lambda: bool(stop_signal())), 0
     if outcomes is not None and team.shard_set is not None:
         failed = [each for each in outcomes if each.code]
+        if failed and not outcome.code and stop_signal():  # It has come after this team's end, for the others.
+            words = f"{rank_and_host(ROOT)}: stopped by {name_of_stop(stop_signal())}"
+            failed.insert(0, Outcome(Interrupted.exit_code, outcome.num_safe, None, words, is_stopped=True))
         code = _tell_failed(team, outcomes, failed, status) if failed else _complete(team, outcomes, status)
     return leaders.agree_on(code)
 
@@ -94,8 +99,13 @@ def _complete(team: RankTeam, outcomes: list[Outcome], status: Status) -> int:
         ending = Ending(utc_now(), *totals, complete=True, advice=figures.advice)
     try:
         complete_manifest(team.whole.path, ending, np.array(team.leaders.intervals, INTERVAL), team.shard_set.replaces)
-    except RolloutError as error:
-        return _tell_failed(team, outcomes, [Outcome(error.exit_code, outcomes[0].num_safe, None, str(error))], status)
+    except (RolloutError, OSError, RuntimeError) as error:  # HDF5 reports a full disk as RuntimeError.
+        code = error.exit_code if isinstance(error, RolloutError) else StorageError.exit_code
+        words = str(error)
+        if not isinstance(error, RolloutError):
+            way_out = "then the same command continues"
+            words = f"cannot write {team.whole.path}: {system_words(error)}; make room or move what is there, {way_out}"
+        return _tell_failed(team, outcomes, [Outcome(code, outcomes[0].num_safe, None, words)], status)
     values = {"exit_code": 0, "message": "", "num_steps": outcomes[0].num_safe}
     status.tell("complete", **values, resumable=False, file=team.whole.path)
     if figures is not None:

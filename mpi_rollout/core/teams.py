@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Team(NamedTuple):
-    """The numbers of its ranks in the job, and its shards, as ranges of envs."""
+    """The numbers of its ranks in the job, rising, and its shards, as ranges of envs."""
 
     ranks: tuple[int, ...]
     shards: tuple[range, ...]
@@ -52,7 +52,7 @@ def teams_of(shards: Sequence[range], nodes: Sequence[str], is_one: bool = False
     for ranks, own in zip(by_node, _parts(shards, len(by_node)), strict=True):
         num_teams = 1 if is_one else min(len(ranks), len(own))
         parts = zip(_parts(ranks, num_teams), _parts(own, num_teams), strict=True)
-        teams += [Team(tuple(some_ranks), tuple(some_shards)) for some_ranks, some_shards in parts]
+        teams += [Team(tuple(sorted(some_ranks)), tuple(some_shards)) for some_ranks, some_shards in parts]
     return tuple(teams)
 
 

@@ -1,5 +1,6 @@
 """What is where a run wants to write shards: nothing, a set of them, or what an earlier start of it has left."""
 
+import glob
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,9 @@ from mpi_rollout.config import RolloutConfig, part_of_run
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.teams import Team
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import AlreadyComplete, DataError
+from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
 from mpi_rollout.storage.checked_file import identity_of
-from mpi_rollout.storage.manifest import begin_manifest, read_manifest
+from mpi_rollout.storage.manifest import begin_manifest, read_manifest, run_of
 from mpi_rollout.storage.output import ClaimedOutput, check_kind, check_place, claim_output, read_past
 from mpi_rollout.storage.ownership import Lock, identity, lock, make_folder
 from mpi_rollout.storage.same_run import check_same_run
@@ -79,12 +80,18 @@ def claim_set(config: RolloutConfig) -> ClaimedSet:
     if os.path.lexists(path) and not config.overwrite:
         manifest = read_manifest(path)
         if not check_same_run(config, identity_of(manifest.attributes), path):
+            StoredRun(path).close()  # DataError if a shard is missing or another one.
             raise AlreadyComplete(
                 f"--out {config.out}: {path} is there already, of the same run and complete; nothing is left to do"
             )
         run, ranges = manifest.run, manifest.ranges
     make_folder(shards_folder(path))
     if not os.path.lexists(part):
+        if not ranges and glob.glob(f"{glob.escape(shards_folder(path))}/*"):
+            raise UsageError(
+                f"--out {config.out}: {shards_folder(path)} has shards of a set whose {path} or {part} is gone; put "
+                "that back, move the folder away, or use another --out"
+            )
         return ClaimedSet(ranges, run, warning, replaces=replaces, is_new=not ranges)
     lock_of_part = lock(part)
     try:
@@ -115,7 +122,7 @@ class ClaimedShards:
         self.replaces: tuple[int, int] | None = None
         try:
             for own in self._configs:
-                self._outputs.append(_claim(own))
+                self._outputs.append(_claim(own, run))
         except BaseException:
             self.release()
             raise
@@ -190,8 +197,15 @@ def shard_config(config: RolloutConfig, envs: range) -> RolloutConfig:
     return replace(own, out=shard_path(config.out, envs), storage="single", shards_per_node=1, overwrite=False)
 
 
-def _claim(config: RolloutConfig) -> ClaimedOutput | None:
+def _claim(config: RolloutConfig, run: str) -> ClaimedOutput | None:
+    """Look what there is of a shard; None if it is complete.  DataError if it belongs to another set than `run`."""
     try:
-        return claim_output(config)
+        output = claim_output(config)
     except AlreadyComplete:
-        return None
+        output = None
+    source = config.path if output is None else output.source
+    if (output is None or output.past is not None) and run_of(source) != run:
+        if output is not None:
+            output.release()
+        raise DataError(f"{source} is a shard of another set; put back the one that was there, or move it away")
+    return output

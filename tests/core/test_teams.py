@@ -57,3 +57,10 @@ def test_a_team_has_a_shard_where_there_are_enough_ranks(nodes, num_shards, expe
 
 def test_all_ranks_are_one_team_where_somebody_needs_all_envs():
     assert teams_of([range(2), range(2, 4)], "aabb", is_one=True) == (Team((0, 1, 2, 3), (range(2), range(2, 4))),)
+
+
+def test_the_ranks_of_a_team_rise_where_neighbouring_ranks_are_on_different_nodes():
+    shards = [range(2), range(2, 4), range(4, 6)]
+    assert teams_of(shards, "ababab", is_one=True) == (Team((0, 1, 2, 3, 4, 5), tuple(shards)),)
+    assert [team.ranks for team in teams_of(shards, "aabbab")] == [(0, 1), (2, 4), (3, 5)]
+    assert [team.ranks for team in teams_of(shards, "ababab")] == [(0, 2), (1, 4), (3, 5)]

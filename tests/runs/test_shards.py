@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import h5py
 import pytest
 from jobs import Collected, Job, assert_same_bytes, collected_in_ways, datasets
 from stopped_runs import HOST
@@ -46,6 +47,15 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
 @pytest.mark.parametrize("name", RUNS)
 def test_a_set_has_the_bytes_of_a_single_file(collected: Collected, num_ranks: int, name: str):
     assert_same_bytes(datasets(collected(num_ranks)[name][0]), datasets(collected(1)[name][1]))
+
+
+@pytest.mark.mpi(3, 5)
+def test_each_rank_reports_its_time(job: Job, num_ranks: int):
+    file = job.collect(num_ranks, *SHORT, *SIZE, *SHARDED, MPI_ROLLOUT_NODES="3")
+    with h5py.File(file) as stored:
+        ranks = stored["throughput/ranks"][:]
+    assert ranks["rank"].tolist() == list(range(num_ranks))
+    assert ranks["num_envs"].sum() == 13 and (ranks["step"] > 0).all()
 
 
 RUN = ("--env-factory", "stopping_envs:Counting", "--num-envs", "12", "--num-steps", "90", "--out", "run.h5")
@@ -167,3 +177,63 @@ def test_a_shard_that_is_lost_is_collected_again(job: Job):
     result = job(None, *sharded)
     assert result.code == 0, result.err
     assert_same_bytes(datasets(job.folder / "run.h5"), whole)
+
+
+SMALL = ("--env", "CartPole-v1", "--num-envs", "6", "--num-steps", "20", "--seed", "5", *SHARDED)
+
+
+@pytest.mark.mpi(2)
+def test_what_is_told_at_the_start_is_what_all_shards_have(job: Job, num_ranks: int):
+    two = {"MPI_ROLLOUT_NODES": "2"}
+    run = job.collect(num_ranks, *SMALL, **two)
+    os.unlink(job.folder / "run.h5.shards" / "envs-3-5.h5")
+    result = job(num_ranks, *SMALL, "--num-steps", "30", "--out", "run.h5", **two)
+    assert result.code == 0 and "run.h5.part after 0 of 30 steps" in result.err, result.err
+    whole = job.collect(num_ranks, *SMALL, "--num-steps", "30", **two, out="whole.h5")
+    assert_same_bytes(datasets(run), datasets(whole))
+
+
+def test_shards_that_are_not_of_the_set_are_found_before_anything_is_collected(job: Job):
+    run, other = (job.collect(None, *SMALL, "--shards-per-node", "2", out=out) for out in ("run.h5", "other.h5"))
+    again, shard = (*SMALL, "--shards-per-node", "2", "--out", "run.h5"), "run.h5.shards/envs-3-5.h5"
+    os.rename(job.folder / shard, job.folder / "away.h5")
+    result = job(None, *again)
+    assert result.code == 65 and f"{shard}: no such file" in result.err, result.err
+    os.rename(run, f"{run}.part")
+    os.rename(job.folder / "other.h5.shards/envs-3-5.h5", job.folder / shard)
+    result = job(None, *again)
+    assert result.code == 65 and f"{shard} is a shard of another set" in result.err, result.err
+    os.unlink(f"{run}.part")
+    result = job(None, *again)
+    assert result.code == 64 and "run.h5.shards has shards of a set whose " in result.err, result.err
+    assert len(result.err.splitlines()) == 1 and other.exists()
+
+
+@pytest.mark.mpi(4)
+@pytest.mark.parametrize("options", [("--shards-per-node", "3"), ("--root-envs", "0", "--shards-per-node", "2")])
+def test_ranks_are_one_team_where_smaller_ones_have_too_few_envs_or_ranks(
+    job: Job, num_ranks: int, options: tuple[str, ...]
+):
+    few = (*SMALL, "--num-envs", "4")
+    whole = job.collect(None, *few, "--storage", "single", out="whole.h5")
+    nodes = {"MPI_ROLLOUT_NODES": "4"} if "--root-envs" in options else {}
+    assert_same_bytes(datasets(job.collect(num_ranks, *few, *options, **nodes)), datasets(whole))
+
+
+@pytest.mark.mpi(2)
+def test_too_few_envs_are_told_as_of_the_whole_run(job: Job, num_ranks: int):
+    result = job(num_ranks, *SMALL, "--num-envs", "1", "--out", "run.h5", MPI_ROLLOUT_NODES="2")
+    assert result.code == 64 and "got 1 env on 2 ranks" in result.err, result.err
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.full_start
+def test_a_manifest_that_gets_no_name_is_one_line_and_the_same_command_continues(job: Job, num_ranks: int):
+    run = job.start(num_ranks, *LONG, "--num-steps", "400", *SHARDED, MPI_ROLLOUT_NODES="2", **PACE)
+    run.wait_until(lambda: told(job) > 0)
+    (job.folder / "run.h5").touch()
+    result = run.finish()
+    assert result.num_tracebacks == 0 and "cannot write " in result.err and "run.h5 has appeared" in result.err
+    assert read_status(str(job.folder / "run.h5"))["exit_code"] == 74
+    os.unlink(job.folder / "run.h5")
+    assert job(num_ranks, *LONG, "--num-steps", "400", *SHARDED).code == 0
