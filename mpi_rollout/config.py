@@ -124,7 +124,7 @@ class RolloutConfig(RunOptions):
                 "--policy-on workers is for random actions and for policies that every rank can load: files, and "
                 f"MODULE:{MAKE_POLICY}; --policy {self.policy} is on rank 0 alone; leave one of the two out"
             )
-        if (last := self.first_env + self.num_envs - 1) >= MOST_ENVS:
+        if self.first_env and (last := self.first_env + self.num_envs - 1) >= MOST_ENVS:
             yield f"--first-env {self.first_env} makes {last} the index of the last env; it must be below {MOST_ENVS}"
         if self.store_infos and not self.trajectories:
             yield "--store-infos stores them with the trajectories, got --no-trajectories; use one"
