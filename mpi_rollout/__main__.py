@@ -10,12 +10,30 @@ def start() -> int:
     beginning.heed_signals()
     beginning.check_python()
     try:
+        _import()
         return _run()
     except Exception as error:
         words = beginning.shadowing(error)
         if words:
             beginning.leave(beginning.WRONG_LAUNCH, words)
         raise
+
+
+def _import() -> None:
+    """Import what the command needs; of many ranks the first one does it for all."""
+    from mpi_rollout.exchange import modules
+
+    are_sent = modules.are_sent(sys.argv[1:])
+    if not are_sent or beginning.claimed_rank() == 0:
+        beginning.check_packages()
+    if are_sent:
+        modules.send(_load_run, sys.argv[1:])
+        beginning.check_packages()  # Of ranks that go without.
+
+
+def _load_run() -> None:
+    import mpi_rollout.cli
+    import mpi_rollout.collect.run  # noqa: F401
 
 
 def _run() -> int:

@@ -7,7 +7,7 @@ import json
 import platform
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -124,12 +124,14 @@ class RolloutConfig(RunOptions):
                 "--policy-on workers is for random actions and for policies that every rank can load: files, and "
                 f"MODULE:{MAKE_POLICY}; --policy {self.policy} is on rank 0 alone; leave one of the two out"
             )
-        if (last := self.first_env + self.num_envs - 1) >= MOST_ENVS:
+        if self.first_env and (last := self.first_env + self.num_envs - 1) >= MOST_ENVS:
             yield f"--first-env {self.first_env} makes {last} the index of the last env; it must be below {MOST_ENVS}"
         if self.store_infos and not self.trajectories:
             yield "--store-infos stores them with the trajectories, got --no-trajectories; use one"
         if self.num_episodes is not None and not self.trajectories:
             yield "--num-episodes counts the episodes that are stored, got --no-trajectories; use one"
+        if self.storage == "sharded" and not self.trajectories:
+            yield "--storage sharded is for trajectories, got --no-trajectories; use one"
         if not self.episode_seeds:
             yield from (f"--no-episode-seeds {words}" for words in self._conflicts_of_few_seeds())
         if not all(self.traced):
@@ -167,6 +169,14 @@ class RolloutConfig(RunOptions):
         return json.dumps(asdict(self), sort_keys=True)
 
 
+def part_of_run(config: RolloutConfig, envs: range) -> RolloutConfig:
+    """Return the configuration of the run that collects some envs of this one alone."""
+    kwargs = config.env_kwargs
+    if isinstance(kwargs, list):
+        kwargs = kwargs[envs.start : envs.stop]
+    return replace(config, num_envs=len(envs), first_env=config.first_env + envs.start, env_kwargs=kwargs)
+
+
 def flag(name: str) -> str:
     """Return a field's option as the user types it."""
     return as_flag(Option(name))
@@ -199,6 +209,7 @@ def unused(config: RolloutConfig, typed: Collection[str] = ()) -> dict[str, str]
         "store_extras": (is_maker(config.policy), f"--policy MODULE:{MAKE_POLICY}"),
         "policy_on": (is_asked or config.policy_on != "root", "another --policy than random"),
         "policy_block": (is_asked, "another --policy than random"),
+        "shards_per_node": (config.storage != "single", "--storage sharded"),
     }
     why = {
         name: f"is for {what}, which is not given; add it, or leave this out"

@@ -152,9 +152,8 @@ class RunOptions(SharedOptions):
     )
     num_envs: int = to_run(64, least=1)("number of envs over all ranks")
     first_env: int = to_run(0, least=0, metavar="A")(
-        "collect envs A to A + --num-envs - 1 of a larger run: the same data as there, for array jobs; the env factory "
-        "gets these indices as env_index; a list of --env-kwargs has this run's envs alone; the file and the messages "
-        "count this run's envs from 0"
+        "collect envs A to A + --num-envs - 1 of a larger run, with the same data, for array jobs; env factories get "
+        "these indices, and messages have them; a list of --env-kwargs, and the file, have this run's envs alone"
     )
     num_steps: int = to_run(1000, least=1)("number of steps of each env; with --num-episodes, at most so many")
     num_episodes: int | None = to_run(None, least=1, metavar="M")(
@@ -189,6 +188,11 @@ class RunOptions(SharedOptions):
         "file to write; if the same run was interrupted, the same command continues it; if it is complete, the same "
         "command with more --num-steps extends it"
     )
+    storage: str = to_store("single", choices=("single", "sharded", "auto"))(
+        "single is one file, written by rank 0; sharded is a file for each node, written there, and --out is one data "
+        "set over them; auto is sharded from two nodes on; the data do not depend on it"
+    )
+    shards_per_node: int = to_store(1, least=1, metavar="N")("with --storage sharded, number of files of each node")
     overwrite: bool = to_store(False)(
         "replace the file that is there when this run is complete; until then it stays; an unfinished file of another "
         "run is dropped at the start, and one of this run is continued"
@@ -228,6 +232,9 @@ class RunOptions(SharedOptions):
     start_timeout_s: float = on_failure(600.0, is_time=True, metavar="S")(
         "seconds that ranks wait for each other at the start; imports can take minutes where thousands of ranks "
         "share a file system"
+    )
+    send_imports: str = on_failure(AUTO, choices=(AUTO, "yes", "no"))(
+        "rank 0 reads the program's modules and sends them to the other ranks: auto does so from 16 ranks on"
     )
     expect_ranks: int | None = on_failure(None, least=1, metavar="N")("refuse to run on another number of ranks")
     progress: str = to_store(AUTO, choices=(AUTO, "bar", "lines", NONE))(

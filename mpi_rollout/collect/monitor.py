@@ -1,7 +1,7 @@
 """What the root knows of a run under way: how far it is, whether it must stop, which ranks it goes on without."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpi_rollout.collect.collector import Collector, Tally
+from mpi_rollout.collect.leaders import Leaders
 from mpi_rollout.collect.progress import Done, make_progress
 from mpi_rollout.collect.scalars import Scalars
 from mpi_rollout.config import RolloutConfig
@@ -22,7 +23,10 @@ from mpi_rollout.storage.status import Status
 from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
+    from mpi_rollout.storage.shard_writers import ShardWriters
     from mpi_rollout.storage.writer import Writer  # Imports h5py, which is for the root alone.
+
+    AnyWriter = Writer | ShardWriters
 
 RankReport = dict[str, Any]  # What a rank says of itself at the end: its host, envs and seconds by phase.
 STATUS_EVERY_S = 5.0  # The status is written again, if nothing was committed.
@@ -34,7 +38,7 @@ class RunState:
 
     past: Past | None  # Where an earlier start of the run came to.
     is_continuable: bool = True  # Its envs can be brought back to where they were.
-    writer: "Writer | None" = None  # It and the collector are there when the envs are where the run begins.
+    writer: "AnyWriter | None" = None  # It and the collector are there when the envs are where the run begins.
     collector: Collector | None = None
     seconds: float = 0.0
     catch_up_s: float = 0.0
@@ -42,9 +46,10 @@ class RunState:
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     limit: list[tuple[float, float]] = field(default_factory=list)
     restarts: Counter[int] = field(default_factory=Counter)
+    rank: int = ROOT  # Of this process in the job.
 
     @property
-    def file(self) -> "Writer":
+    def file(self) -> "AnyWriter":
         """The writer, once the run is under way."""
         assert self.writer is not None
         return self.writer
@@ -63,7 +68,7 @@ class RunState:
     def place(self) -> str:
         """Where the run is: steps are counted from 0, as in the file, so this is the first one that it lacks."""
         num_steps = self.collector.num_steps if self.collector else self.num_safe
-        return f"{rank_and_host(ROOT)}, step {num_steps}"
+        return f"{rank_and_host(self.rank)}, step {num_steps}"
 
 
 class Monitor:
@@ -72,7 +77,10 @@ class Monitor:
     It notes the throughput since the last look in the file, and tells how far the run is.
     """
 
-    def __init__(self, config: RolloutConfig, driver: Driver, state: RunState, status: Status):
+    def __init__(
+        self, config: RolloutConfig, driver: Driver, state: RunState, status: Status, leaders: Leaders | None = None
+    ):
+        self._leaders, self._rate, self._first_env = leaders, 0.0, config.first_env
         self.progress = make_progress(config.progress, config.num_steps)
         self._scalars = Scalars(config.log_dir, config.in_lockstep) if config.log_dir else None
         self._driver, self._state, self._status = driver, state, status
@@ -88,22 +96,33 @@ class Monitor:
         place = self._state.place
         if self._driver.stop_signal:
             raise Interrupted(f"{place}: stopped by {name_of_stop(self._driver.stop_signal)}")
+        worst_commit_s = 0.0 if self._state.writer is None else self._state.writer.worst_commit_s
+        if self._leaders is not None:
+            if self._leaders.is_to_end():
+                raise Interrupted(f"{place}: stopped, because another rank ends the run")
+            if not self._leaders.is_first:  # It looks at the time for all.
+                return
+            worst_commit_s = max(worst_commit_s, self._leaders.states[:, 4].max())
         now_s = perf_counter()
         if self._checked_at:
             self._worst_pause_s = max(self._worst_pause_s, now_s - self._checked_at)
         self._checked_at = now_s
-        worst_commit_s = 0.0 if self._state.writer is None else self._state.writer.worst_commit_s
         if self._deadline.is_near(worst_commit_s, self._worst_pause_s):
             raise Interrupted(f"{place}: stopped for {self._deadline.reason}")
 
     def on_fault(self, env_index: int, step: int, message: str) -> None:
-        self._state.restarts[env_index] += 1
+        self._state.restarts[self._first_env + env_index] += 1
         self._state.file.add_fault(env_index, step, message)
 
     def on_look(self, collector: Collector) -> None:
         self.check_stop()
         self._state.file.values.say_warnings(as_flag)
         now_s, env_steps, num_committed = self._driver.clock.now, collector.tally.env_steps, self._state.num_safe
+        if self._leaders is not None:
+            self._leaders.tell(
+                collector.num_steps, num_committed, env_steps, self._rate, self._state.file.worst_commit_s
+            )
+            num_committed = int(self._leaders.states[:, 1].min())
         if num_committed != self._told or now_s >= self._status_at:
             self._status.tell("running", num_steps=num_committed)
             self._told, self._status_at = num_committed, now_s + STATUS_EVERY_S
@@ -124,10 +143,18 @@ class Monitor:
         new = np.array([env_steps - self._seen_env_steps, now_s - self._looked_at])
         self._state.file.add_interval(now_s - self._began_at, env_steps, new[0] / new[1])
         self._since_line += new
+        self._rate = new[0] / new[1]
+        if self._leaders is not None:
+            of_all = self._leaders.states[:, 2:4].sum(axis=0)
+            self._leaders.intervals.append((now_s - self._began_at, int(of_all[0]), float(of_all[1])))
         if now_s >= self._tell_at:
             tally, seconds = collector.tally, self._since_line[1]
             rate, losses = self._since_line[0] / seconds, self._losses(tally, seconds)
-            self.progress.tell(Done(collector.num_steps, env_steps, rate, tally.step_s, losses, collector.goal))
+            num_steps = collector.num_steps
+            if self._leaders is not None:
+                num_steps = int(self._leaders.states[:, 0].min())
+                env_steps, rate = int(self._leaders.states[:, 2].sum()), float(self._leaders.states[:, 3].sum())
+            self.progress.tell(Done(num_steps, env_steps, rate, tally.step_s, losses, collector.goal))
             self._since_line[:] = 0
             self._tell_at = now_s + self.progress.every_s
         self._note_scalars(collector, new[1])
@@ -168,9 +195,12 @@ class LostRank:
 
 
 class LostRanks:
-    """The root's list of ranks that are gone, `all` in the order in which they were lost; `show` tells the user."""
+    """The root's list of ranks that are gone, `all` in the order in which they were lost; `show` tells the user.
 
-    def __init__(self, config: RolloutConfig, driver: Driver, hosts: list[str], show: Callable[[str], None]):
+    `hosts` has those of the driver's ranks, by their numbers in the job.
+    """
+
+    def __init__(self, config: RolloutConfig, driver: Driver, hosts: Mapping[int, str], show: Callable[[str], None]):
         self.all: list[LostRank] = []
         self._config, self._driver, self._hosts, self._show = config, driver, hosts, show
 
@@ -208,6 +238,6 @@ class LostRanks:
         known = {"seconds": dict.fromkeys(PHASES, 0.0), "fault": None}
         envs_of = self._driver.exchanges.division.whole.envs_of
         return [
-            reports.get(rank) or {"rank": rank, "host": host, "num_envs": len(envs_of(rank)), **known}
-            for rank, host in enumerate(self._hosts)
+            reports.get(rank) or {"rank": rank, "host": host, "num_envs": len(envs_of(place)), **known}
+            for place, (rank, host) in enumerate(self._hosts.items())
         ]

@@ -244,8 +244,9 @@ def bring_back(driver: Driver, past: Past, columns: Columns, on_steps: Callable[
     if differences and not past.is_by_episodes:
         index, first = earliest(differences)
         raise DataError(
-            f"env {index} did not reproduce step {first.step:,}, and envs without a seed for each episode go on from "
-            "where they were or not at all; is another version of them, or of what they use, installed?"
+            f"env {past.first_env + index} did not reproduce step {first.step:,}, and envs without a seed for each "
+            "episode go on from where they were or not at all; is another version of them, or of what they use, "
+            "installed?"
         )
     driver.call_ranks("end_replay", sorted(differences))
     driver.restarts = []  # Envs that failed meanwhile are among the lost.
@@ -253,17 +254,17 @@ def bring_back(driver: Driver, past: Past, columns: Columns, on_steps: Callable[
     return {index: differences[index].step for index in sorted(differences)}
 
 
-def say_resumed(source: str, past: Past, num_steps: int, lost: Mapping[int, int], seconds: float) -> None:
-    """Tell the user from where the run goes on, and which envs did not come back."""
+def say_resumed(source: str, past: Past, steps: tuple[int, int], lost: Mapping[int, int], seconds: float) -> None:
+    """Tell the user after which of all steps the run goes on, and which envs did not come back."""
     num_again = past.num_steps - past.first_step
     say(
-        f"mpi_rollout: continuing {source} after {past.num_steps:,} of {counted(num_steps, 'step')}; took "
+        f"mpi_rollout: continuing {source} after {steps[0]:,} of {counted(steps[1], 'step')}; took "
         f"{counted(num_again, 'step')} again in {seconds:.1f} s\n"
     )
     for index, step in list(lost.items())[:MOST_SAID]:
         say(
-            f"mpi_rollout: env {index} did not reproduce step {step}: its running episode is ended as truncated "
-            "and faulted\n"
+            f"mpi_rollout: env {past.first_env + index} did not reproduce step {step}: its running episode is ended as "
+            "truncated and faulted\n"
         )
 
 

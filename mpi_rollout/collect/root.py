@@ -1,8 +1,7 @@
 """What the root does in a run, in this order: start or resume, collect, measure the limit in between, end."""
 
-import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from time import perf_counter
@@ -21,6 +20,8 @@ from mpi_rollout.collect.replay import (
     say_resumed,
 )
 from mpi_rollout.collect.run_end import RunEnd
+from mpi_rollout.collect.team import RankTeam
+from mpi_rollout.collect.team_end import TeamEnd
 from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.columns import with_masks
@@ -50,13 +51,15 @@ from mpi_rollout.process.host import check_blocks
 from mpi_rollout.process.start import shadowing
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.ranks.worker import Worker
-from mpi_rollout.storage.status import Status
+from mpi_rollout.storage.status import NoStatus, Status
 from mpi_rollout.text import words_of
 
 if TYPE_CHECKING:
-    from mpi_rollout.storage.output import (
-        ClaimedOutput,  # Imports h5py: a worker's imports are the job's start-up time.
-    )
+    # These import h5py: a worker's imports are the job's start-up time.
+    from mpi_rollout.storage.output import ClaimedOutput
+    from mpi_rollout.storage.shard_set import ClaimedShards
+
+    Claimed = ClaimedOutput | ClaimedShards
 
 NUM_PARTS = 5  # The parts of a run whose limit is measured before, between and after them.
 NUM_BLOCKS = 3
@@ -64,30 +67,33 @@ UNREAD_NBYTES, UNREAD_ROWS = 2**20, 2**10
 
 
 class Root:
-    """Drives one run; `output` is what there is of it already, and `hosts` are those of all ranks."""
+    """Drives one run, or a team's part of it; `output` is what there is of it already."""
 
     def __init__(
         self,
-        config: RolloutConfig,
+        team: RankTeam,
         policy: PolicySource,
-        output: "ClaimedOutput",
+        output: "Claimed",
         worker: Worker,
         facts: EnvFacts,
-        hosts: list[str],
+        hosts: Sequence[str],
         trace: Trace,
     ):
-        self._config, self._output, self._facts, self._hosts = config, output, facts, hosts
+        config = team.config
+        self._config, self._output, self._facts, self._hosts, self._team = config, output, facts, hosts, team
         self._policy = policy
-        self._state = RunState(output.past, facts.reproducibility != Reproducibility.SLICE)
+        self._state = RunState(output.past, facts.reproducibility != Reproducibility.SLICE, rank=worker.rank)
+        self._num_before = self._state.num_past if team.leaders is None else team.leaders.least(self._state.num_past)
         self._trace = trace
         self._lengths = FragmentLengths()
         self._driver = Driver(worker.exchanges, worker, config.actions)
-        self._status = Status(config.path, config.num_steps, config.num_episodes)
-        self._monitor = Monitor(config, self._driver, self._state, self._status)
+        self._status = Status(config.path, config.num_steps, config.num_episodes) if team.speaks else NoStatus()
+        self._monitor = Monitor(config, self._driver, self._state, self._status, team.leaders)
         worker.on_stop = self._monitor.progress.close  # Launchers do not wait long.
-        lost_ranks = LostRanks(config, self._driver, hosts, say)
+        lost_ranks = LostRanks(config, self._driver, dict(zip(team.ranks, hosts, strict=True)), say)
         self._driver.on_loss = lambda ranks: lost_ranks.note(ranks, self._state)
-        self._end = RunEnd(config, self._driver, self._state, self._status, self._monitor, lost_ranks, trace)
+        end = RunEnd if team.leaders is None else partial(TeamEnd, team)
+        self._end = end(config, self._driver, self._state, self._status, self._monitor, lost_ranks, trace)
 
     def drive(self) -> int:
         """Run, and let all ranks out with the exit code that is returned."""
@@ -101,6 +107,8 @@ class Root:
         self._output.release()  # Others may write there: this run has told how it ended.
         if self._state.writer is not None:
             self._state.writer.release()
+        if self._team.shard_set is not None:
+            self._team.shard_set.release()
         self._driver.stop(code)
         return code
 
@@ -120,7 +128,9 @@ class Root:
             return self._end.fail(RolloutError("; ".join(words)))
 
     def _collect(self) -> Collector:
-        for words in filter(None, (self._output.warning, self._output.dropped)):
+        shard_set = self._team.shard_set
+        warning = self._output.warning if shard_set is None else shard_set.warning
+        for words in filter(None, (warning, self._output.dropped)):
             say(f"mpi_rollout: {words}\n")
         past = self._state.past
         self._lengths = prepare_lengths(self._config, self._driver)
@@ -170,11 +180,10 @@ class Root:
     def _resume(self, past: Past) -> Collector:
         """Go on from the last step that an earlier start of the run committed."""
         from mpi_rollout.data.columns import columns_of
-        from mpi_rollout.storage.stored_run import StoredRun
 
-        self._status.tell("running", num_steps=self._state.num_safe)
+        self._status.tell("running", num_steps=self._num_before)
         source = self._output.source
-        with closing(StoredRun(source)) as stored:  # It stays open also when another file has taken its place.
+        with closing(self._output.open_past()) as stored:  # It stays open also when another file has taken its place.
             columns, start = columns_of(stored), perf_counter()
             check_promise(past, self._facts.reproducibility, source)
             check_infos(self._driver, str(stored.attributes["spaces"]), source)
@@ -183,7 +192,9 @@ class Root:
             self._source.resume(Recall(self._driver, past, lost, columns, self._monitor.check_stop))
             running = past.num_steps - np.minimum(past.starts, past.num_steps)
             self._state.env_steps_before = int(stored.ended["length"].sum() + running.sum())
-            say_resumed(source, past, self._config.num_steps, lost, self._state.catch_up_s)
+            if self._team.speaks or lost:
+                said = source if self._team.team is None else f"{self._config.path}.part"
+                say_resumed(said, past, (self._num_before, self._config.num_steps), lost, self._state.catch_up_s)
             collector = self._make_collector(lost)
             num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
             collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, columns))
@@ -192,7 +203,7 @@ class Root:
     def _make_collector(self, lost: Mapping[int, int]) -> Collector:
         """Make the file and what fills it; from then on the run is under way."""
         config, sink = self._config, self._make_sink(lost)
-        self._status.tell("running", num_steps=self._state.num_safe)
+        self._status.tell("running", num_steps=self._num_before)
         reset_seed = config.seed if self._facts.is_native else None
         goal = make_goal(config, self._facts.has_reset_rows, self._state.past, lost)
         options = CollectorOptions(NUM_BLOCKS, config.batch_size or 1, reset_seed, lengths=self._lengths, goal=goal)
@@ -202,35 +213,41 @@ class Root:
 
     def _make_sink(self, lost: Mapping[int, int]) -> Sink:
         # h5py is for the root alone: a worker's imports are the job's start-up time.
-        from mpi_rollout.storage import schema, writer
+        from mpi_rollout.storage import schema
         from mpi_rollout.storage.ownership import check_free_space
-        from mpi_rollout.storage.run_file import Prefix
 
         spaces, contents = (self._facts.observation_space, self._facts.action_space), self._driver.exchanges.contents
         others = contents.extras + with_masks(contents.kept_infos)
         nbytes = Block.row_nbytes(*spaces, self._config.num_envs, others)
-        num_rows = schema.rows_per_block(nbytes, self._config.num_steps)
+        # All shards of a set have chunks of as many rows, whoever writes how many of them.
+        num_rows = schema.rows_per_block(Block.row_nbytes(*spaces, self._team.widest, others), self._config.num_steps)
         if contents.counts_only:
             num_rows = max(self._lengths.most, UNREAD_ROWS)
         else:
             if not self._config.trajectories:  # Only the policy reads the blocks: they stay in the core's cache.
                 num_rows = min(num_rows, max(self._lengths.most, UNREAD_NBYTES // nbytes))
             check_blocks(NUM_BLOCKS * num_rows * nbytes)
-        past, source = self._state.past, self._output.source
-        # The unfinished file of before goes when the new one is there; a complete one stays until the end.
-        is_continued = past is not None and source != self._config.path
-        old_nbytes = os.path.getsize(source) if is_continued else 0
-        if size := check_free_space(self._config, nbytes, old_nbytes):
+        size = check_free_space(self._config, nbytes, self._output.old_nbytes)
+        if size and self._team.speaks:
             say(f"mpi_rollout: {size}\n")
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
-        prefix = None if past is None else Prefix(past.num_steps, source, lost)
-        attributes = self._facts.attributes(self._config, self._hosts, contents.extras, contents.kept_infos)
-        attributes["policy_sha256"] = self._policy.sha256
-        self._output.drop()
-        self._state.writer = writer.open_writer(
-            self._config, attributes, blocks, len(self._hosts), prefix, self._output.replaces
-        )
+        attributes = self._attributes(self._config, self._hosts)
+        self._begin_set()
+        self._state.writer = self._output.open_writer(self._config, attributes, blocks, len(self._hosts), lost)
         return self._state.writer if self._config.trajectories else Discard(blocks)
+
+    def _attributes(self, config: RolloutConfig, hosts: Sequence[str]) -> dict[str, object]:
+        contents = self._driver.exchanges.contents
+        attributes = self._facts.attributes(config, hosts, contents.extras, contents.kept_infos)
+        return attributes | {"policy_sha256": self._policy.sha256}
+
+    def _begin_set(self) -> None:
+        """Make what leads to the shards, or wait for it, where the run writes some."""
+        team = self._team
+        if team.shard_set is not None:
+            team.shard_set.begin(team.whole, self._attributes(team.whole, team.all_hosts))
+        if team.leaders is not None and not team.leaders.begin():
+            raise Interrupted(f"{self._state.place}: stopped, because another rank ends the run")
 
     def _parts(self) -> list[int]:
         """Return the numbers of steps that the run takes at a time: the limit is measured in between."""

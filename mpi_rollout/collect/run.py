@@ -5,6 +5,7 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from threading import Timer
 from types import FrameType
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mpi_rollout.collect.root import Root
 from mpi_rollout.collect.scalars import check_log_dir
+from mpi_rollout.collect.team import RankTeam, find_team
 from mpi_rollout.collect.trace import Trace, check_trace
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
@@ -46,7 +48,7 @@ from mpi_rollout.text import counted
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpi_rollout.storage.output import ClaimedOutput
+    from mpi_rollout.collect.root import Claimed
 
 
 def run(config: RolloutConfig) -> int:
@@ -94,17 +96,19 @@ def _run(config: RolloutConfig) -> int:
 
 def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> tuple[int, Timer]:
     """Do the run; return the exit code, and the timer that ends this process if its envs keep it from ending."""
+    team = find_team(config, comm)
     (rank_envs, source, output), hosts = agreement.agree(
         comm,
-        lambda: prepare(config, comm),
+        lambda: prepare(team, comm),
         lambda prepared: fingerprint(config, prepared[0]),
         config.start_timeout_s,
         agreement.LIMIT,
     )
     world.take_names_off_shared_memory(comm)
-    envs = rank_envs.plan.division.whole.envs_of(comm.rank)
+    config = team.config
+    envs = rank_envs.plan.division.whole.envs_of(team.comm.rank)
     seed_again = partial(seed_global_generators, config.seed, comm.rank, first_env=config.first_env)
-    worker, facts = assemble(comm, rank_envs)
+    worker, facts = assemble(team.comm, rank_envs)
     limit = Limit(config, worker.exchanges.control, envs, facts.action_space)
     worker.methods |= {"limit": limit, "seed_again": seed_again}
     trace = Trace(config, worker)
@@ -113,9 +117,10 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
         worker.aborts_if_unheard = True
         root = None
         if source is not None and output is not None:
-            root = Root(config, source, output, worker, facts, hosts, trace)
+            root = Root(team, source, output, worker, facts, team.hosts or hosts, trace)
         code = worker.serve()[1] if root is None else root.drive()
         worker.exchanges.free()
+        team.free(comm)
         return code, job_end.watch_end(comm, code).begin()
 
 
@@ -149,26 +154,34 @@ def no_other_interrupt() -> Iterator[None]:
 
 
 @no_other_interrupt()
-def prepare(
-    config: RolloutConfig, comm: "MPI.Intracomm"
-) -> tuple[RankEnvs, PolicySource | None, "ClaimedOutput | None"]:
-    """Check and make on this rank what can be made before the first message; policy and output on the root."""
+def prepare(team: RankTeam, comm: "MPI.Intracomm") -> tuple[RankEnvs, PolicySource | None, "Claimed | None"]:
+    """Check and make on this rank what can be made before the first message; policy and output on a team's root."""
+    config = team.config
     world.check_size(comm, config.expect_ranks)
     # Before any code of envs and policy, which may do it otherwise.
     seed_global_generators(config.seed, comm.rank, first_env=config.first_env)
     if config.on_rank_loss == "shrink":
         check_ulfm(comm)
-    plan = plan_of(config, comm.size)
+    plan = replace(plan_of(config, team.comm.size), ranks=team.ranks)
     source = output = None
-    if comm.rank == world.ROOT:
-        from mpi_rollout.storage.output import claim_output  # h5py is for the root alone.
-
-        output = claim_output(config)
+    if team.comm.rank == world.ROOT:
+        output = claimed(team)
         check_places(config)
         source = find_source(config.policy, config)
-    rank_envs = make_rank_envs(plan, comm.rank)
+    rank_envs = make_rank_envs(plan, team.comm.rank)
     check_facts(config, rank_envs.facts)
     return rank_envs, source, output
+
+
+def claimed(team: RankTeam) -> "Claimed":
+    """Look what is where this team writes."""
+    if team.team is None:
+        from mpi_rollout.storage.output import claim_output  # h5py is for the root alone.
+
+        return claim_output(team.config)
+    from mpi_rollout.storage.shard_set import ClaimedShards
+
+    return ClaimedShards(team.whole, team.team, team.run)
 
 
 def rehearse(config: RolloutConfig, num_ranks: int) -> str:

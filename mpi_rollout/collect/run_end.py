@@ -45,9 +45,20 @@ class RunEnd:
 
     def fail(self, error: RolloutError) -> int:
         """Keep what is whole, say what happened, return the exit code."""
-        self._monitor.progress.close()
+        kept = self._kept(error)
         if isinstance(error, RankError | PolicyError):
             say(error.stack)
+        message = error.shown(as_flag)
+        say(f"mpi_rollout: {message}{kept}\n")
+        if not isinstance(error, UsageError):  # After that the status may be another run's.
+            self.tell_failed(error, error.exit_code, message)
+        if self._config.json:
+            self._print(json.dumps({"error": message + kept, "exit_code": error.exit_code}))
+        return error.exit_code
+
+    def _kept(self, error: RolloutError) -> str:
+        """Keep what is whole after an error; return what is said of that.  The error has what failed then, too."""
+        self._monitor.progress.close()
         kept = ""
         try:
             if self._state.writer is not None and not isinstance(error, StorageError):
@@ -57,13 +68,7 @@ class RunEnd:
         except RolloutError as second:
             error.args = (*error.args, "; then ", *second.args)
             error.exit_code = second.exit_code
-        message = error.shown(as_flag)
-        say(f"mpi_rollout: {message}{kept}\n")
-        if not isinstance(error, UsageError):  # After that the status may be another run's.
-            self.tell_failed(error, error.exit_code, message)
-        if self._config.json:
-            self._print(json.dumps({"error": message + kept, "exit_code": error.exit_code}))
-        return error.exit_code
+        return kept
 
     def tell_failed(self, error: BaseException, code: int, message: str) -> None:
         """Write into the status that the run did not come to its end."""

@@ -277,7 +277,7 @@ def make_slice(
     loop = LoopVectorEnv(
         make.functions(indices),
         seeds=None if seed is None else [make.seeds(seed, index) for index in indices],
-        first_env_index=indices.start,
+        first_env_index=make.first_env + indices.start,
         autoreset_mode=autoreset_mode,
         infos=infos,
         on_fault=on_fault,

@@ -200,10 +200,14 @@ class HeardInC:
 
 
 def check_python() -> None:
-    """Leave if this is a Python that cannot run the program: too old, or without the packages that it needs."""
+    """Leave if this Python is too old to run the program."""
     if sys.version_info < (3, 11):  # noqa: UP036
         version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
         leave(WRONG_LAUNCH, f"mpi_rollout needs Python 3.11 or newer; {sys.executable} is {version}{_way_out('')}")
+
+
+def check_packages() -> None:
+    """Leave if this Python is without packages that the program needs."""
     from importlib.util import find_spec
 
     missing = [name for name in PACKAGES if find_spec(name) is None]

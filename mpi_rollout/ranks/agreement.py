@@ -25,16 +25,17 @@ from mpi_rollout.errors import (
     without_our_frames,
 )
 from mpi_rollout.exchange.job_end import abort, all_or_none, place_of
-from mpi_rollout.exchange.world import (
+from mpi_rollout.exchange.modules import LIMIT, have_met, is_early
+from mpi_rollout.exchange.mpi_start import (
     GRACE_S,
     ROOT,
     TELL_AFTER_S,
     claimed_size,
-    comm_world,
     loaded_mpi,
     rank_and_host,
     start_mpi_on_all_ranks,
 )
+from mpi_rollout.exchange.world import comm_world
 from mpi_rollout.process.clock import MAX_TIMEOUT_S
 from mpi_rollout.process.console import STDERR, say
 from mpi_rollout.process.exits import ends_forked
@@ -44,7 +45,7 @@ from mpi_rollout.text import words_of
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-COMMAND, LIMIT = "python -m mpi_rollout run", "--start-timeout-s"  # A rank may refuse its options alone.
+COMMAND = "python -m mpi_rollout run"  # A rank may refuse its options alone.
 Prepared = TypeVar("Prepared")
 SAY_APART_S = 0.05
 ARRIVAL_TAG = 32123  # The communicator may be the user's; every MPI has tags up to 32767.
@@ -114,6 +115,7 @@ def come_together(timeout_s: float) -> "MPI.Intracomm":
     comm = comm_world()
     with all_or_none(comm):
         meet(comm, timeout_s, COMMAND, LIMIT)
+    have_met()
     return comm
 
 
@@ -227,11 +229,11 @@ def _failed(preparations: Sequence[Preparation]) -> Preparation | None:
 
 
 def share_refusal(error: RolloutError) -> RolloutError:
-    """Tell all ranks of an error from before MPI was started; return the one that stands for all.  **Collective**.
+    """Tell all ranks of an error from before they met; return the one that stands for all.  **Collective**.
 
     A rank that left by itself would make the launcher end the others, perhaps before rank 0 has said why.
     """
-    if claimed_size()[0] == 1 or loaded_mpi() is not None:
+    if claimed_size()[0] == 1 or (loaded_mpi() is not None and not is_early()):
         return error
 
     def refuse() -> None:

@@ -15,8 +15,8 @@ from mpi_rollout.ranks.watchdog import Work
 class LoopSlice(Slice):
     """The envs of a loop: they write into the slot's rows, or where nobody reads these, into arrays of their own."""
 
-    def __init__(self, exchange: Exchange, envs: LoopVectorEnv, random: RandomPolicy | None):
-        super().__init__(exchange, envs, random)
+    def __init__(self, exchange: Exchange, envs: LoopVectorEnv, random: RandomPolicy | None, first_env: int = 0):
+        super().__init__(exchange, envs, random, first_env)
         self._loop, self._first_seed = envs, self.env_indices.start
         envs.infos.add_one, envs.masks = add_info, self.masks
         self.step, self.faults = envs.step, envs.faults

@@ -30,9 +30,14 @@ class NativeSlice(Slice):
     """Natively vectorized envs; they fail together, so none is restarted."""
 
     def __init__(
-        self, exchange: Exchange, envs: VectorEnv, random: RandomPolicy | None = None, on_fault: OnFault = ABORT
+        self,
+        exchange: Exchange,
+        envs: VectorEnv,
+        random: RandomPolicy | None = None,
+        first_env: int = 0,
+        on_fault: OnFault = ABORT,
     ):
-        super().__init__(exchange, envs, random)
+        super().__init__(exchange, envs, random, first_env)
         self.step = self._step
         self._checks = OutputChecks(envs.single_observation_space, on_fault)
         self._casting, self._leaves = Casting(on_fault.strict_dtypes), leaves(envs.single_observation_space)
@@ -41,7 +46,7 @@ class NativeSlice(Slice):
         self._rollout: Rollout | None = None if has_infos or self._checks else as_rollout(envs)
         if random is not None:
             random.are_bits_narrow = getattr(self._rollout, "takes_uint8", False)
-        self._envs_named = f"envs {self.env_indices.start} to {self.env_indices.stop - 1}"
+        self._envs_named = f"envs {self.named_envs.start} to {self.named_envs.stop - 1}"
         self.use_slot()
 
     def use_slot(self) -> None:
@@ -133,7 +138,7 @@ class NativeSlice(Slice):
             self._copy(slot, observations, results)
             self.last_observations = slot.observations
         for place, what in self._checks.in_batch(slot.observations, slot.rewards).items() if self._checks else ():
-            raise DataError(f"env {self.env_indices[place]}: {what}")
+            raise DataError(f"env {self.named_envs[place]}: {what}")
         has_ends = bool(results) and self.has_reset_rows
         ends = np.logical_or(*results[1:]) if has_ends else np.zeros(len(self.env_indices), np.bool_)
         self.exchange.own_num_ended[row] = np.count_nonzero(ends)
@@ -151,7 +156,7 @@ class NativeSlice(Slice):
             if array.shape != column.shape:
                 raise self._misfit(leaf, column.shape, array)
             if array.dtype.kind not in "biuf":  # The message names the first env.
-                raise misfit(leaf, list(values), self.env_indices.start, TypeError("no numbers"))
+                raise misfit(leaf, list(values), self.named_envs.start, TypeError("no numbers"))
             column[...] = array
 
     def _part(self, leaf: Leaf, observations: Any) -> np.ndarray:

@@ -62,6 +62,7 @@ class Plan:
     keeps_extras: bool = False  # What this policy gives besides actions is sent to the root.
     is_read: bool = True  # The policy, a trainer or a file reads what the envs give.
     keeps_infos: bool = False  # A run stores the infos; "all" are those that are numbers in the first env's first ones.
+    ranks: tuple[int, ...] = ()  # Their numbers in the job, if they are not all of its ranks.
 
 
 @dataclass(frozen=True)
@@ -265,11 +266,12 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
         by_env = exchange.envs, plan.seed or 0, plan.make.first_env
         random = RandomPolicy(facts.action_space, *by_env) if plan.is_random else None
         if isinstance(envs, LoopVectorEnv):
-            return LoopSlice(exchange, envs, random)
-        return NativeSlice(exchange, envs, random, plan.on_fault)
+            return LoopSlice(exchange, envs, random, plan.make.first_env)
+        return NativeSlice(exchange, envs, random, plan.make.first_env, plan.on_fault)
 
     own = (exchange for exchange in exchanges.all if exchange.envs)
-    worker = Worker(exchanges, list(map(slice_of, own, rank_envs.envs)), rank_envs.model)
+    slices, rank = list(map(slice_of, own, rank_envs.envs)), (plan.ranks or range(comm.size))[comm.rank]
+    worker = Worker(exchanges, slices, rank_envs.model, rank)
     worker.watch(plan.on_fault.timeout_s)
     return worker, facts
 

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.core.columns import with_masks
 from mpi_rollout.core.layout import RESTARTED
+from mpi_rollout.core.partition import shifted
 from mpi_rollout.core.spaces import Tree, leaves, tree_of
 from mpi_rollout.envs.infos import MaskColumn
 from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step, Values
@@ -47,14 +48,17 @@ class Slice(ABC):
         For each restart of an env in these steps, what to tell the user.
     last_observations
         (num_envs, ...); the next step overwrites them.
+    named_envs
+        The indices of the envs in messages: those in the larger run, of which env 0 here is env `first_env`.
     """
 
     last_observations: Tree
     step: Callable[[Tree, int], Step]  # The envs' own `step`, given the row of the slot, too.
     _first_seed = 0  # The first env's seed, where seed 0 of the job gives another one.
 
-    def __init__(self, exchange: Exchange, envs: VectorEnv, random: RandomPolicy | None):
+    def __init__(self, exchange: Exchange, envs: VectorEnv, random: RandomPolicy | None, first_env: int = 0):
         self.exchange, self.envs, self.env_indices = exchange, envs, exchange.envs
+        self.named_envs = shifted(exchange.envs, first_env)
         self.num_steps = self.num_done = self._num_calls = 0
         self._way_out = RUNS_WAY_OUT if exchange.contents.keeps_infos else TRAINERS_WAY_OUT
         self.restarts: list[str] = []
@@ -241,7 +245,8 @@ class Slice(ABC):
         self.restarts += [f"step {self.num_steps}: {message}; {times}" for _, message, times in faults]
         if faults and not self.exchange.contents.pickles_infos:
             self.exchange.own_marks[row] = RESTARTED
-            self._put_infos({"faults": [fault[:2] for fault in faults]}, row)
+            shift = self.env_indices.start - self.named_envs.start
+            self._put_infos({"faults": [(index + shift, message) for index, message, _ in faults]}, row)
 
     def _put_infos(self, infos: Info, row: int) -> None:
         self.exchange.infos.put(infos, row, is_kept=self.exchange.order.num_rows == 1)

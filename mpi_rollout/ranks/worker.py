@@ -41,12 +41,15 @@ Method: TypeAlias = Callable[..., object]
 
 
 class Worker:
-    """One rank's envs at the root's service: `slices`, in env order, for each exchange that it steps envs for."""
+    """One rank's envs at the root's service: `slices`, in env order, for each exchange that it steps envs for.
 
-    def __init__(self, exchanges: Exchanges, slices: list[Slice], model: Model | None = None):
+    Messages call it `rank`, its number in the job.
+    """
+
+    def __init__(self, exchanges: Exchanges, slices: list[Slice], model: Model | None = None, rank: int = ROOT):
         self.exchanges, self.slices, self.policy = exchanges, slices, RankPolicy(slices, model)
-        self.rank, self.clock = exchanges.control.rank, Clock()
-        ranges = [slice_.env_indices for slice_ in slices]
+        self.rank, self.clock = rank, Clock()
+        ranges = [slice_.named_envs for slice_ in slices]
         envs = ", ".join(f"{indices.start} to {indices.stop - 1}" for indices in ranges) or "none"
         self._place = f"rank {self.rank} ({os.uname().nodename}, envs {envs})"
         self._slice_of = {slice_.exchange: slice_ for slice_ in slices}

@@ -54,6 +54,12 @@ def is_set(path: str) -> bool:
         return False
 
 
+def run_of(path: str) -> str:
+    """Return the attribute `run` of a file that was checked; "" if it is of no set."""
+    with open_unmarked(path) as file:
+        return str(file.attrs.get("run", ""))
+
+
 def read_manifest(path: str, place: str = "") -> Manifest:
     """Read a manifest at `place`, which messages call `path`; DataError if it is none, or damaged."""
     with reading(path, lambda doing: None, place) as (file, note):

@@ -1,6 +1,7 @@
 """What is where a run wants to write: nothing, the run itself, or what an earlier start of it has left."""
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from shlex import quote
@@ -8,6 +9,7 @@ from shlex import quote
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
@@ -16,12 +18,16 @@ from mpi_rollout.storage import ownership
 from mpi_rollout.storage.checked_file import identity_of
 from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.filters import check_available
+from mpi_rollout.storage.manifest import is_set
 from mpi_rollout.storage.overwriting import check_replaceable, why_dropped
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
+from mpi_rollout.storage.run_file import Prefix
 from mpi_rollout.storage.same_run import check_same_run, why_not_brought_back
 from mpi_rollout.storage.sandbox import in_sandbox
+from mpi_rollout.storage.shard_files import shards_folder
 from mpi_rollout.storage.status import refuse_running, status_path
 from mpi_rollout.storage.stored_run import StoredRun
+from mpi_rollout.storage.writer import Writer, open_writer
 
 DEFAULT_FOLDER = "results"  # The folder of outputs without `--out`, made where a command is started.
 
@@ -58,6 +64,32 @@ class ClaimedOutput:
             os.unlink(self.source)
             self.release()
 
+    def open_writer(
+        self,
+        config: RolloutConfig,
+        attributes: Mapping[str, object],
+        blocks: list[Block],
+        num_ranks: int,
+        lost: Mapping[int, int],
+        has_own_blocks: bool = False,
+    ) -> Writer:
+        """Make the file, or go on with it; `lost` are as in `run_file.Prefix`.
+
+        Where it `has_own_blocks`, somebody else lets the blocks go round, of which it gets parts.
+        """
+        prefix = None if self.past is None else Prefix(self.past.num_steps, self.source, lost)
+        self.drop()
+        return open_writer(config, attributes, blocks, num_ranks, prefix, self.replaces, not has_own_blocks)
+
+    @property
+    def old_nbytes(self) -> int:
+        """The size of the unfinished file of before, which goes when the new one is there; a complete one stays."""
+        return os.path.getsize(self.source) if self.past is not None and self.source.endswith(".part") else 0
+
+    def open_past(self) -> StoredRun:
+        """Open what there is of the run."""
+        return StoredRun(self.source)
+
     def release(self) -> None:
         """Let other runs have the unfinished file."""
         if self.lock is not None:
@@ -79,12 +111,14 @@ def claim_output(config: RolloutConfig) -> ClaimedOutput:
         The folder is missing or cannot be written to.
     """
     path, part = config.path, config.path + ".part"
+    check_kind(config)
     warning = check_place(config)
     remove_unfinished(part + ".new")
     replaces = identity(path)
     if not os.path.lexists(part):
         stored = look_into(config, path) if replaces and not config.overwrite else None
-        return ClaimedOutput(None if stored is None else read_past(stored), warning, replaces=replaces, source=path)
+        past = None if stored is None else read_past(stored)
+        return ClaimedOutput(past, warning, replaces=replaces, source=path)
     lock_of_part = lock(part)
     try:
         if config.overwrite and (dropped := why_dropped(config, part)):
@@ -112,10 +146,10 @@ def run_to_continue(config: RolloutConfig, part: str) -> StoredRun | None:
     return stored
 
 
-def check_place(config: RolloutConfig) -> str:
+def check_place(config: RolloutConfig, is_set: bool = False) -> str:
     """Refuse a folder that cannot be written to, and a file that this run does not extend or replace.
 
-    Return a warning, or "".
+    Return a warning, or "".  Of a set of shards `shard_set` checks what is there.
     """
     check_available(config.compression)
     path = config.path
@@ -123,11 +157,26 @@ def check_place(config: RolloutConfig) -> str:
     if os.path.lexists(path) and config.overwrite:
         check_replaceable(config, path)
         lock(path).release()
-    elif os.path.lexists(path):
+    elif os.path.lexists(path) and not is_set:
         check_extends(config, path)
     if warning:
         refuse_running(path)
     return warning
+
+
+def check_kind(config: RolloutConfig) -> None:
+    """Refuse, by UsageError, to go on with a set of shards as with one file, or the other way round."""
+    for path in filter(os.path.lexists, (config.path + ".part", config.path)):
+        if is_set(path) and config.storage == "single":
+            way_out = f"add --storage sharded, move it and {shards_folder(path)} away, or use another --out"
+            raise UsageError(f"--out {config.out}: {path} is a set of shards; {way_out}")
+        if config.overwrite and is_set(path):
+            remove = f"rm -r {quote(path)} {quote(shards_folder(path))}"
+            words = f"{path} is a set of shards; remove it with {remove}, or use another --out"
+            raise UsageError(f"--overwrite replaces single files, and {words}")
+        if config.storage == "sharded" and not is_set(path) and not (config.overwrite and path == config.path):
+            way_out = "leave out --storage sharded, move it away, or use another --out"
+            raise UsageError(f"--out {config.out}: {path} is one file, and this run writes shards; {way_out}")
 
 
 def check_output(config: RolloutConfig) -> None:
@@ -136,6 +185,7 @@ def check_output(config: RolloutConfig) -> None:
     It does not look for damage in an unfinished file, which takes time.
     """
     part = config.path + ".part"
+    check_kind(config)
     check_place(config)
     for unfinished in filter(os.path.lexists, (part + ".new", part)):
         lock(unfinished).release()

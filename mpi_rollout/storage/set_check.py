@@ -16,7 +16,7 @@ from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.shard_files import shard_path
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import Tell, attributes_of
-from mpi_rollout.storage.values import wrong_in
+from mpi_rollout.storage.values import merged_wrong, wrong_in
 
 Extent = tuple[object, ...]  # First and last element of a selection, and their number; none of a whole dataset.
 Source = tuple[str, str, Extent, Extent]
@@ -51,15 +51,8 @@ def wrong_values_of(stored: StoredRun) -> WrongValues:
 
 
 def merged_wrong_values(parts: Iterable[tuple[WrongValues, range]]) -> WrongValues:
-    """Put the wrong values of all shards together, with the envs of the run: their sums, and the first ones."""
-    whole: dict[tuple[str, str], dict[str, str | int]] = {}
-    for values, envs in parts:
-        for wrong in values:
-            here = wrong | {"env_index": int(wrong["env_index"]) + envs.start}
-            before = whole.get(_place_of(wrong), here | {"count": 0})
-            first = min(before, here, key=lambda each: (each["step"], each["env_index"]))
-            whole[_place_of(wrong)] = first | {"count": int(before["count"]) + int(wrong["count"])}
-    return sorted(whole.values(), key=_place_of)
+    """Put the wrong values of all shards together, with the envs of the run."""
+    return sorted(merged_wrong([(envs.start, values) for values, envs in parts]), key=_place_of)
 
 
 def _place_of(wrong: Mapping[str, str | int]) -> tuple[str, str]:

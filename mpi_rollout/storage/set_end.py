@@ -2,7 +2,6 @@
 
 import os
 from contextlib import closing
-from dataclasses import replace
 from json import dumps
 
 import numpy as np
@@ -35,8 +34,9 @@ def complete_manifest(path: str, ending: Ending, intervals: np.ndarray, replaces
             raise DataError(f"{unfinished[0]} is not complete, so that its set cannot be")
         shards = [[envs.start, len(envs), file.num_steps, file.last_digest] for file, envs in stored.parts]
         attributes = {name: value for name, value in stored.attributes.items() if name not in LATER_ATTRIBUTES}
-        schema = schema_of_manifest(attributes | {"shards": dumps(shards)})
-        schema = replace(schema, num_ranks=len(ending.ranks))
+        # Of the start that ends the run, as in a single file.
+        last = {"num_ranks": len(ending.ranks), "hosts": dumps([rank["host"] for rank in ending.ranks])}
+        schema = schema_of_manifest(attributes | last | {"shards": dumps(shards)})
         lock = make_locked(new)
         with removed(new):
             with closing(FileDatasets(schema.create(new, swmr_mode=False, is_locked=True))) as datasets:

@@ -55,6 +55,19 @@ class Status:
             os.unlink(self._path)
 
 
+class NoStatus(Status):
+    """That of a part of a run, which another rank tells."""
+
+    def __init__(self) -> None:
+        self.is_first = False
+
+    def tell(self, state: str, **values: object) -> None:
+        pass
+
+    def remove(self) -> None:
+        pass
+
+
 def is_batch_job() -> bool:
     """Tell whether a batch script may ask how the run ended: it learns that from the status alone."""
     return any(name in os.environ for name in BATCH_JOBS)

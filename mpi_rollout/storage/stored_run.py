@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.manifest import Manifest, is_set, read_manifest
@@ -79,9 +80,12 @@ class StoredRun:
         files = [open_shard(manifest, number, self._place, self._is_rescue) for number in range(len(manifest.ranges))]
         self._take_facts(manifest, list(map(Part, files, manifest.ranges)))
         self.is_sealed, self.resets = manifest.is_complete, None
-        self.num_steps = min(file.num_steps for file in files)
-        if manifest.is_complete:
-            self.num_steps = min(self.num_steps, manifest.num_steps)
+        num_steps = min(file.num_steps for file in files)
+        self._take_tables(min(num_steps, manifest.num_steps) if manifest.is_complete else num_steps)
+
+    def _take_tables(self, num_steps: int) -> None:
+        """Let so many steps count, and put the tables of the shards together."""
+        self.num_steps = num_steps
         for part in self.parts:
             part.file.limit_to(self.num_steps)
         faults, episodes = (self._merged(name) for name in ("faults", "episodes"))
@@ -178,3 +182,19 @@ class StoredRun:
             if len(self.parts) > 1:
                 file.close()
         return np.concatenate(tables)
+
+
+class StoredParts(StoredRun):
+    """Some neighbouring shards of a set as a run of their own, whose configuration is given; `ranges` begin with 0."""
+
+    def __init__(self, config: RolloutConfig, paths: Sequence[str], ranges: Sequence[range]):
+        self._config, self._paths, self._ranges = config, paths, ranges
+        super().__init__(paths[0])
+
+    def look(self) -> None:
+        self.close()
+        self.manifest = None
+        files = [StoredFile(Place(path)) for path in self._paths]
+        self._take_facts(files[0], list(map(Part, files, self._ranges)))
+        self.config, self.is_sealed, self.resets = self._config, False, None
+        self._take_tables(min(file.num_steps for file in files))

@@ -8,7 +8,7 @@ Workers import this module: it does not import h5py.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -65,8 +65,8 @@ class ValueCheck:
         By kind, see `Bounds`: how many rows of an env have such values, and step and env of the first of these rows.
     """
 
-    def __init__(self, name: str, noun: str, bounds: Bounds):
-        self.name, self._noun, self._bounds = name, noun, bounds
+    def __init__(self, name: str, noun: str, bounds: Bounds, first_env: int = 0):
+        self.name, self._noun, self._bounds, self._first_env = name, noun, bounds, first_env
         self.counts: dict[str, tuple[int, int, int]] = dict.fromkeys(bounds.kinds, NONE_WRONG)
 
     def add(self, values: np.ndarray, first_row: int, first_env: int = 0) -> list[Parts]:
@@ -88,7 +88,7 @@ class ValueCheck:
         return warnings
 
     def _warning(self, kind: str, step: int, env_index: int, words: str) -> Parts:
-        value = f"env {env_index}, step {step}: its {self._noun} is {words}"
+        value = f"env {self._first_env + env_index}, step {step}: its {self._noun} is {words}"
         errors = () if self.name.startswith("infos/") else ("; ", OPTIONS[kind], " makes them errors of the env")
         return (f"{value}; such values are stored as they are, and counted in the file", *errors)
 
@@ -104,16 +104,17 @@ class ValueChecks:
     def __init__(self, attributes: Mapping[str, object]):
         spaces = json.loads(str(attributes["spaces"]))
         described = described_leaves(spaces.get("observation"))
+        first_env = int(json.loads(str(attributes["config"])).get("first_env", 0))
         infos = [leaf for leaf, *_ in described_leaves(spaces["info"])] if "info" in spaces else []
         reward = RESULTS[0]
         checks = [
-            ValueCheck(f"observations/{leaf.path}".rstrip("/"), noun(leaf), Bounds(leaf.dtype, *ends))
+            ValueCheck(f"observations/{leaf.path}".rstrip("/"), noun(leaf), Bounds(leaf.dtype, *ends), first_env)
             for leaf, *ends in described
         ]
         infinite = np.array(-np.inf), np.array(np.inf)
-        checks.append(ValueCheck(reward.path, noun(reward), Bounds(reward.dtype, *infinite)))
+        checks.append(ValueCheck(reward.path, noun(reward), Bounds(reward.dtype, *infinite), first_env))
         checks += [
-            ValueCheck(f"infos/{leaf.path}", f"info {leaf.path!r}", Bounds(leaf.dtype, *infinite))
+            ValueCheck(f"infos/{leaf.path}", f"info {leaf.path!r}", Bounds(leaf.dtype, *infinite), first_env)
             for leaf in infos
             if leaf.dtype.kind == "f"
         ]
@@ -171,6 +172,17 @@ def wrong_in(name: str, attributes: Mapping[str, object]) -> list[dict[str, str 
 
 def _wrong(name: str, kind: str, count: int, step: int, env_index: int) -> dict[str, str | int]:
     return {"dataset": name, "kind": kind, "count": count, "step": step, "env_index": env_index}
+
+
+def merged_wrong(parts: Sequence[tuple[int, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
+    """Return what is wrong in all files of neighbouring envs; `parts` are the first env of each, and what is wrong."""
+    merged: dict[tuple[str, str], tuple[int, int, int]] = {}
+    for first_env, wrong in parts:
+        for each in wrong:
+            key, here = (each["dataset"], each["kind"]), (each["step"], first_env + each["env_index"])
+            count, *first = merged.get(key, (0, *here))
+            merged[key] = count + each["count"], *min((first[0], first[1]), here)
+    return [_wrong(*key, *counted) for key, counted in merged.items()]
 
 
 def described_leaves(description: object) -> list[tuple[Leaf, np.ndarray, np.ndarray]]:

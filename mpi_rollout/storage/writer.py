@@ -55,6 +55,8 @@ class Writer:
         How often the collector has waited for the file: for a free block, or long for what it wrote by itself.
     values
         The counts of wrong values.
+    on_free
+        Called with a block that is full and written.
     """
 
     def __init__(self, file: RunFile, blocks: list[Block], prefix: Prefix | None = None):
@@ -66,6 +68,7 @@ class Writer:
         self._free: queue.LifoQueue[Block] = queue.LifoQueue()  # The last one is in the cache; others may stay unused.
         for block in blocks:
             self._free.put(block)
+        self.on_free: Callable[[Block], None] = self._free.put
         self._thread_s, self._thread_until = THREAD_S, 0.0  # The time until which the thread writes.
         self._spent_s, self._judged_s = 0.0, perf_counter()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
@@ -92,7 +95,7 @@ class Writer:
         """Wait for a free block."""
         if self._free.empty():
             self.num_waits += 1
-        return self._wait_for(self._free)
+        return wait_for(self._free, self.check)
 
     def submit(self, block: Block, num_rows: int) -> None:
         """Write and commit rows; see `collector.Sink`."""
@@ -118,7 +121,7 @@ class Writer:
     def _append(self, block: Block, num_rows: int) -> None:
         self._file.append(block, num_rows)
         if num_rows == block.num_rows:
-            self._free.put(block)
+            self.on_free(block)
 
     def add_interval(self, time_s: float, env_steps: int, env_steps_per_s: float) -> None:
         """Write a row of /throughput/intervals at the next commit."""
@@ -175,15 +178,7 @@ class Writer:
         """Call `task` in the thread; wait for what it returns.  It may take long, and signals are heeded meanwhile."""
         answer: queue.Queue[Answer] = queue.Queue()
         self._work.put(lambda: answer.put(task()))
-        return self._wait_for(answer)
-
-    def _wait_for(self, items: "queue.Queue[Answer]") -> Answer:
-        while True:
-            self.check()
-            try:
-                return items.get(timeout=0.2)
-            except queue.Empty:
-                continue
+        return wait_for(answer, self.check)
 
     def check(self) -> None:
         """Raise the error of the write that failed, if one has."""
@@ -212,6 +207,16 @@ class Writer:
             self._work.task_done()
 
 
+def wait_for(items: "queue.Queue[Answer]", check: Callable[[], None]) -> Answer:
+    """Wait for an item; `check` raises what has failed meanwhile."""
+    while True:
+        check()
+        try:
+            return items.get(timeout=0.2)
+        except queue.Empty:
+            continue
+
+
 def open_writer(
     config: RolloutConfig,
     attributes: Mapping[str, object],
@@ -219,11 +224,13 @@ def open_writer(
     num_ranks: int,
     prefix: Prefix | None = None,
     replaces: tuple[int, int] | None = None,
+    takes_blocks: bool = True,
 ) -> Writer:
-    """Make the file of a run, and the thread that writes it.
+    """Make the file of a run, and the thread that writes it; unless it `takes_blocks`, it gets parts of them.
 
     StorageError if it cannot be made, UsageError if another run writes there.
     """
     attributes = {**attributes, "versions": json.dumps(versions() | libraries())}
     schema = Schema(attributes, config, blocks[0].num_rows if blocks else 0, num_ranks)
-    return Writer(RunFile(config.path, schema, replaces), blocks if config.trajectories else [], prefix)
+    own_blocks = blocks if config.trajectories and takes_blocks else []
+    return Writer(RunFile(config.path, schema, replaces), own_blocks, prefix)

@@ -94,7 +94,7 @@ class Run:
         file = SimpleNamespace(add_fault=lambda *fault: self.faults.append(fault))
         self.state = SimpleNamespace(collector=collector, file=file)
         config = RolloutConfig(env="CartPole-v1", num_envs=6)
-        self.lost_ranks = LostRanks(config, driver, HOSTS, self.said.append)
+        self.lost_ranks = LostRanks(config, driver, dict(enumerate(HOSTS)), self.said.append)
 
     def call_ranks(self, method: str) -> object:
         assert method == "report"

@@ -304,7 +304,7 @@ def test_a_block_that_begins_at_the_last_observation_has_no_step():
 
 def test_the_user_is_told_from_where_the_run_goes_on(capfd: pytest.CaptureFixture):
     lost = dict.fromkeys(range(10), 5)
-    say_resumed("run.h5.part", SimpleNamespace(num_steps=1200, first_step=1199), 5000, lost, 0.25)
+    say_resumed("run.h5.part", SimpleNamespace(num_steps=1200, first_step=1199, first_env=0), (1200, 5000), lost, 0.25)
     first, *others = capfd.readouterr().err.splitlines()
     assert first == "mpi_rollout: continuing run.h5.part after 1,200 of 5,000 steps; took 1 step again in 0.2 s"
     assert len(others) == 8 and others[0].startswith("mpi_rollout: env 0 did not reproduce step 5: its running episode")

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from jobs import Job
 from refusals import refused
+from single_rank import single_team
 from stopped_runs import OUT
 
 from mpi_rollout.collect import run as run_module
@@ -181,7 +182,7 @@ def test_how_a_rank_leaves_depends_on_what_went_wrong(
 
 def test_a_run_that_may_lose_ranks_needs_two(tmp_path: Path):
     with pytest.raises(UsageError, match=r"--on-rank-loss shrink needs 2 ranks or more, got 1; use mpirun"):
-        run_module.prepare(config(tmp_path, on_rank_loss="shrink"), SingleRankComm())
+        run_module.prepare(single_team(config(tmp_path, on_rank_loss="shrink")), SingleRankComm())
     assert list(tmp_path.iterdir()) == []
 
 

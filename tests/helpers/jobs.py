@@ -379,7 +379,8 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
 def datasets(path: Path) -> dict[str, np.ndarray]:
     """All data that must not depend on ranks: /trajectories and /episodes."""
     found: dict[str, np.ndarray] = {}
-    with open_unmarked(str(path)) as file:  # Also what a killed run has left.
+    is_set = path.with_name(f"{path.name}.shards").exists()  # Its columns are virtual datasets.
+    with h5py.File(path) if is_set else open_unmarked(str(path)) as file:  # Also what a killed run has left.
         file["trajectories"].visititems(
             lambda name, item: found.update({name: item[...]}) if isinstance(item, h5py.Dataset) else None
         )

@@ -1,5 +1,6 @@
 """Sets of shards with data that are known beforehand, and the single file of the same run."""
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,7 +101,7 @@ def as_set(out: Path, single: Path, shards: Sequence[Path]) -> Path:
     for path, envs in zip(shards, ranges, strict=True):
         mark(Path(shutil.copy(path, shard_path(str(out), envs))))
     ranks = [
-        {"rank": rank, "host": "here", "num_envs": 1, "seconds": dict.fromkeys(PHASES, 0.0)}
+        {"rank": rank, "host": os.uname().nodename, "num_envs": 1, "seconds": dict.fromkeys(PHASES, 0.0)}
         for rank in range(int(attributes["num_ranks"]))
     ]
     complete_manifest(str(out), Ending("2000-01-01T00:00:01", 1, 1.0, ranks, [], True), intervals_of(single))

@@ -10,6 +10,7 @@ from envs import Counting
 from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.root import Root
 from mpi_rollout.collect.run import plan_of
+from mpi_rollout.collect.team import RankTeam
 from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
@@ -73,7 +74,12 @@ def root_of(out: Path, policy: Policy | None = None, **options: object) -> Root:
     envs = worker.exchanges.division.whole.envs_of(0)
     limit = Limit(config, worker.exchanges.control, envs, facts.action_space)
     worker.methods |= {"limit": limit, "seed_again": lambda step: None}
-    return Root(config, source, output, worker, facts, ["here"], Trace(config, worker))
+    return Root(single_team(config), source, output, worker, facts, ["here"], Trace(config, worker))
+
+
+def single_team(config: RolloutConfig) -> RankTeam:
+    """The team of a run on this process."""
+    return RankTeam(SingleRankComm(), config, config, widest=config.num_envs)
 
 
 def drive(root: Root) -> int:

@@ -62,6 +62,17 @@ def test_a_job_gives_the_data_of_a_plain_mpirun(submit, job, num_nodes, launcher
     assert bool(submit.messages) == (launcher == "mpiexec")  # It says which it takes instead.
 
 
+def test_a_job_on_two_nodes_writes_a_shard_on_each_and_goes_on_as_one_file(submit, job):
+    steps = ("--num-steps", "12")
+    options = ("--nodes=2", "--ntasks=3")
+    assert submit.run(*SHORT, "--storage", "auto", *steps, options=options) == ("COMPLETED", "0:0"), submit.log
+    assert submit.run(*SHORT, "--storage", "auto", options=("--nodes=1", "--ntasks=2")) == ("COMPLETED", "0:0"), (
+        submit.log
+    )
+    assert_same_bytes(datasets(submit.out), expected(job, *SHORT))
+    assert len([*submit.out.with_name(f"{submit.out.name}.shards").iterdir()]) == 2
+
+
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory) -> dict[str, np.ndarray]:
     """What RUN gives that nothing stops, under a plain mpirun."""

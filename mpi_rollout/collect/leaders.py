@@ -1,0 +1,158 @@
+"""Messages between the roots of teams, which are few and small: how far each is, when to end, and how it has ended.
+
+The first leader is the root of the job.  A leader tells it at each look how far its team is, in as many bytes whatever
+the number of ranks and envs.  It is told once to begin, when there is a set for its shards, and once to end: because
+another team has failed, or when all are through.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import sleep
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpi_rollout.exchange.world import ROOT
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mpi_rollout.collect.report import RunFigures
+
+# Steps that are taken, those that are committed, env steps, env steps/s, the longest commit in seconds; 1 at the end.
+NUM_FIGURES = 6
+STATE_TAG, OUTCOME_TAG, BEGIN_TAG, STOP_TAG = range(32110, 32114)
+WAIT_S = 0.005  # Between two looks where there is nothing else to do.
+
+
+@dataclass
+class Outcome:
+    """How a team has ended: its exit code, the steps that its shards have, its figures, or what has failed."""
+
+    code: int
+    num_safe: int
+    figures: "RunFigures | None" = None
+    message: str = ""
+    stack: str = ""
+    is_stopped: bool = False
+    is_resumable: bool = True
+    is_first_to_end: bool = True  # No other team had ended before.
+
+
+class Leaders:
+    """One leader's end of these messages; `comm` has the leaders of all teams, in the order of their envs."""
+
+    def __init__(self, comm: "MPI.Intracomm"):
+        self._comm, self.is_first = comm, comm.rank == ROOT
+        self._states = np.zeros((comm.size, NUM_FIGURES))
+        self.intervals: list[tuple[float, int, float]] = []  # Rows of /throughput/intervals, on the first leader.
+        self._others = range(1, comm.size)
+        self._outcomes: dict[int, Outcome] = {}
+        self._sending: MPI.Request | None = None
+        self._signs = np.zeros((2, 1), np.int64)  # Room for the signs to begin and to end; their values say nothing.
+        self._has_begun = self._is_told = False
+        if self.is_first:
+            self._inbox = np.zeros_like(self._states)
+            self._receiving = [comm.Irecv(self._inbox[rank], rank, STATE_TAG) for rank in self._others]
+        else:
+            tags = BEGIN_TAG, STOP_TAG
+            self._receiving = [comm.Irecv(sign, ROOT, tag) for sign, tag in zip(self._signs, tags, strict=True)]
+
+    def least(self, num_steps: int) -> int:
+        """Return the steps that all teams have at the start.  **Collective** of leaders."""
+        num_steps = min(self._comm.allgather(num_steps))
+        self._states[:, 1] = num_steps
+        return num_steps
+
+    def begin(self) -> bool:
+        """Let the others begin, or wait until the first leader lets this one; tell whether the run has not ended."""
+        if self.is_first:
+            self._let_begin()
+            return True
+        while not self._has_begun and not self.is_to_end():
+            self._has_begun = bool(self._receiving[0].Test())
+            sleep(0.0 if self._has_begun else WAIT_S)
+        return not self.is_to_end()
+
+    def tell(self, *figures: float) -> None:
+        """Tell how far this team is, see `NUM_FIGURES`; a leader that has not been heard yet says nothing."""
+        state = np.array([*figures, *[0.0] * (NUM_FIGURES - len(figures))])
+        if self.is_first:
+            self._states[ROOT] = state
+            self._hear()
+        elif self._sending is None or self._sending.Test():
+            self._states[0] = state
+            self._sending = self._comm.Isend(self._states[0], ROOT, STATE_TAG)
+
+    def is_to_end(self) -> bool:
+        """Tell whether another team has failed."""
+        if self.is_first:
+            self._hear()
+            return any(outcome.code for outcome in self._outcomes.values())
+        self._is_told = self._is_told or bool(self._receiving[1].Test())
+        return self._is_told
+
+    @property
+    def states(self) -> np.ndarray:
+        """What all teams told last, (num_teams, NUM_FIGURES), on the first leader."""
+        return self._states
+
+    def settle(self, outcome: Outcome, is_to_stop: Callable[[], bool]) -> list[Outcome] | None:
+        """Wait until all teams have ended; return how, in their order, on the first leader, elsewhere None.
+
+        The others are told to end if one of them has failed, or this rank `is_to_stop`.
+        """
+        if not self.is_first:
+            if self._sending is not None:
+                self._sending.Wait()
+            self.tell(*[0.0] * (NUM_FIGURES - 1), 1.0)
+            self._comm.send(outcome, ROOT, OUTCOME_TAG)
+            return None
+        self._outcomes[ROOT] = outcome
+        while len(self._outcomes) < self._comm.size:
+            if is_to_stop() or any(each.code for each in self._outcomes.values()):
+                self._tell_all_to_end()
+            self._hear()
+            sleep(WAIT_S)
+        self._tell_all_to_end()
+        return [self._outcomes[rank] for rank in sorted(self._outcomes)]
+
+    def agree_on(self, code: int) -> int:
+        """Return the job's exit code, which the first leader gives, when all leaders may let their ranks out."""
+        if not self.is_first:
+            # Other teams may take hours more, and signals are heard between two looks only.
+            for request in filter(None, (*self._receiving, self._sending)):
+                while not request.Test():
+                    sleep(WAIT_S)
+        return int(self._comm.bcast(code, ROOT))
+
+    def free(self, comm: "MPI.Intracomm") -> None:
+        """Give back the communicator, unless it is the job's own.  **Collective** of leaders."""
+        if self._comm is not comm:
+            self._comm.Free()
+
+    def _tell_all_to_end(self) -> None:
+        self._let_begin()
+        if not self._is_told:
+            self._is_told = True
+            self._send_signs(STOP_TAG)
+
+    def _let_begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._send_signs(BEGIN_TAG)
+
+    def _send_signs(self, tag: int) -> None:
+        for rank in self._others:
+            self._comm.Send(self._signs[0], rank, tag)
+
+    def _hear(self) -> None:
+        """Take in what others have told."""
+        while indices := self._receiving[0].Testsome(self._receiving) if self._others else None:
+            for index in indices:
+                rank = self._others[index]
+                if self._inbox[rank, -1]:
+                    self._outcomes[rank] = self._comm.recv(source=rank, tag=OUTCOME_TAG)
+                else:
+                    self._states[rank] = self._inbox[rank]
+                    self._receiving[index] = self._comm.Irecv(self._inbox[rank], rank, STATE_TAG)

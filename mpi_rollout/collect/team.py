@@ -1,0 +1,163 @@
+"""The team of this rank: the ranks that collect the same envs, and the root that drives them.
+
+Usually all ranks are one team, and rank 0 drives it.  Where a run writes shards, there is a team for each of them:
+teams are runs side by side, of some of the envs each, whose roots (`leaders`) meet now and then.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from mpi_rollout.collect.leaders import Leaders
+from mpi_rollout.config import RolloutConfig, part_of_run
+from mpi_rollout.core.policy_kinds import CALLED, kind_of_name
+from mpi_rollout.core.teams import Team, shards_of, teams_of
+from mpi_rollout.errors import UsageError
+from mpi_rollout.exchange.world import ROOT
+from mpi_rollout.ranks import agreement
+from mpi_rollout.ranks.set_up import divided
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mpi_rollout.storage.shard_set import ClaimedSet
+
+NODES_VARIABLE = "MPI_ROLLOUT_NODES"  # For trials: so many nodes, whatever hosts there are.
+
+
+@dataclass(frozen=True)
+class RankTeam:
+    """The team of this rank.
+
+    Attributes
+    ----------
+    comm
+        The team's ranks; those of the job are called `ranks`.
+    config
+        That of the run whose envs are the team's.
+    team, teams
+        Its ranks and shards, and those of all teams; None where the run writes one file.
+    run
+        What all files of the set of shards have in common.
+    widest
+        The most envs that one file has.
+    leaders, hosts
+        On the root of a team, the messages to the other ones, and the hosts of the team's ranks.
+    shard_set, all_hosts
+        On the root of the job, the set of shards, and the hosts of all ranks.
+    """
+
+    comm: "MPI.Intracomm"
+    config: RolloutConfig
+    whole: RolloutConfig
+    team: Team | None = None
+    teams: tuple[Team, ...] = ()
+    run: str = ""
+    widest: int = 0
+    leaders: Leaders | None = None
+    hosts: tuple[str, ...] = ()
+    all_hosts: tuple[str, ...] = ()
+    shard_set: "ClaimedSet | None" = None
+
+    def free(self, comm: "MPI.Intracomm") -> None:
+        """Give back the communicators that are not the job's own.  **Collective** of the team."""
+        if self.leaders is not None:
+            self.leaders.free(comm)
+        if self.comm is not comm:
+            self.comm.Free()
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(range(self.comm.size)) if self.team is None else self.team.ranks
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank tells the user how the run goes on."""
+        return self.ranks[self.comm.rank] == ROOT
+
+
+def find_team(config: RolloutConfig, comm: "MPI.Intracomm") -> RankTeam:
+    """Decide how the run is stored, and which ranks collect what.  **Collective**.
+
+    RolloutError on all ranks alike, if there is something else where the shards would be.
+    """
+    if config.storage == "single":
+        return RankTeam(comm, config, config, widest=config.num_envs)
+    node = os.uname().nodename
+    if simulated := os.environ.get(NODES_VARIABLE):
+        node = str(comm.rank * int(simulated) // comm.size)
+    nodes = comm.gather(node, ROOT)
+    plan, all_hosts = agreement.agree(
+        comm,
+        lambda: None if nodes is None else _planned(config, nodes),
+        lambda _: {"the configuration": config.to_json()},
+        config.start_timeout_s,
+        agreement.LIMIT,
+    )
+    shard_set, teams, run = (None, None, "") if plan is None else plan
+    teams, run = comm.bcast((teams, run), ROOT)
+    if teams is None:
+        return RankTeam(comm, single := replace(config, storage="single"), single, widest=config.num_envs)
+    team = _joined(replace(config, storage="sharded"), comm, teams, run)
+    return replace(team, shard_set=shard_set, all_hosts=tuple(all_hosts))
+
+
+def _planned(config: RolloutConfig, nodes: list[str]) -> tuple["ClaimedSet | None", tuple[Team, ...] | None, str]:
+    """Return the set of shards, and its teams; None for both where `auto` is one file."""
+    from mpi_rollout.storage.manifest import is_set
+    from mpi_rollout.storage.shard_set import claim_set
+
+    if config.storage == "auto":
+        there = [path for path in (config.path + ".part", config.path) if os.path.lexists(path)]
+        is_sharded = is_set(there[0]) if there else len({*nodes}) > 1
+        if not is_sharded or not config.trajectories:
+            return None, None, ""
+    claimed = claim_set(config)
+    shards = claimed.ranges or shards_of(config.num_envs, nodes, config.shards_per_node)
+    claimed.ranges = shards
+    return claimed, fitting_teams(config, shards, nodes), claimed.run
+
+
+def fitting_teams(config: RolloutConfig, shards: Sequence[range], nodes: list[str]) -> tuple[Team, ...]:
+    """Divide ranks into teams, or make one of all of them where a smaller one could not do the run with its envs."""
+    teams = teams_of(shards, nodes, needs_all_envs(config))
+    try:
+        for team in teams:
+            divided(config, len(team.envs), len(team.ranks))
+    except UsageError:
+        teams = teams_of(shards, nodes, is_one=True)
+    return teams
+
+
+def needs_all_envs(config: RolloutConfig) -> bool:
+    """Tell whether somebody has to see all envs at each step: then rank 0 drives all ranks, and writes all shards."""
+    is_asked_for_all = kind_of_name(config.policy) == CALLED
+    return is_asked_for_all or config.num_episodes is not None or config.on_rank_loss == "shrink"
+
+
+def _joined(config: RolloutConfig, comm: "MPI.Intracomm", teams: tuple[Team, ...], run: str) -> RankTeam:
+    """Split the ranks into their teams.  **Collective**."""
+    number = next(number for number, team in enumerate(teams) if comm.rank in team.ranks)
+    team = teams[number]
+    own_comm = comm if len(teams) == 1 else cast("MPI.Intracomm", comm.Split(number, comm.rank))
+    leads = own_comm.rank == ROOT
+    # In the order of envs, which need not be that of ranks.
+    leaders_comm = comm if comm.size == 1 else cast("MPI.Intracomm", comm.Split(int(leads), number))
+    if not leads:
+        leaders_comm.Free()
+    hosts = own_comm.gather(os.uname().nodename, ROOT)
+    own = part_of_run(config, team.envs)
+    if comm.rank != ROOT:
+        own = replace(own, progress="none", log_dir=None, trace=None)
+    return RankTeam(
+        own_comm,
+        own,
+        config,
+        team,
+        teams,
+        run,
+        widest=max(len(envs) for each in teams for envs in each.shards),
+        leaders=Leaders(leaders_comm) if leads else None,
+        hosts=tuple(hosts or ()),
+    )

@@ -1,0 +1,151 @@
+"""How a run of several teams ends: each leader says how its team has, and the first one completes the set of shards."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpi_rollout.collect.leaders import Outcome
+from mpi_rollout.collect.report import RunFigures
+from mpi_rollout.collect.run_end import RunEnd, steps_before
+from mpi_rollout.collect.team import RankTeam
+from mpi_rollout.errors import Interrupted, PolicyError, RankError, RolloutError, StorageError, as_flag
+from mpi_rollout.exchange.world import ROOT, rank_and_host
+from mpi_rollout.process.clock import utc_now
+from mpi_rollout.process.console import STDOUT, fitted, name_of_stop, say
+from mpi_rollout.storage.status import Status, is_batch_job
+from mpi_rollout.storage.values import merged_wrong
+from mpi_rollout.text import system_words
+
+if TYPE_CHECKING:
+    from mpi_rollout.collect.collector import Collector
+
+
+class TeamEnd(RunEnd):
+    """Ends the part of a run that one team collects; see `RunEnd`."""
+
+    def __init__(self, team: RankTeam, *others: object):
+        super().__init__(*others)  # type: ignore[arg-type]
+        self._team = team
+
+    def complete(self, collector: "Collector") -> int:
+        figures = self._close(collector, complete=True)
+        return self._settle(Outcome(0, figures.num_steps, figures))
+
+    def fail(self, error: RolloutError) -> int:
+        assert self._team.leaders is not None
+        is_first = not self._team.leaders.is_to_end()
+        self._kept(error)
+        stack = error.stack if isinstance(error, RankError | PolicyError) else ""
+        is_stopped = isinstance(error, Interrupted)
+        said, is_resumable = error.shown(as_flag), self._state.is_continuable
+        kinds = is_stopped, is_resumable, is_first
+        return self._settle(Outcome(error.exit_code, self._state.num_safe, None, said, stack, *kinds))
+
+    def _settle(self, outcome: Outcome) -> int:
+        return settle(self._team, outcome, self._status, lambda: self._driver.stop_signal)
+
+
+def settle(team: RankTeam, outcome: Outcome, status: Status, stop_signal: Callable[[], int] = lambda: 0) -> int:
+    """Wait for all teams, and end the run as they have ended; return the exit code.  **Collective** of leaders."""
+    leaders = team.leaders
+    assert leaders is not None
+    outcomes, code = leaders.settle(outcome, lambda: bool(stop_signal())), 0
+    if outcomes is not None and team.shard_set is not None:
+        failed = [each for each in outcomes if each.code]
+        if failed and not outcome.code and stop_signal():  # It has come after this team's end, for the others.
+            words = f"{rank_and_host(ROOT)}: stopped by {name_of_stop(stop_signal())}"
+            failed.insert(0, Outcome(Interrupted.exit_code, outcome.num_safe, None, words, is_stopped=True))
+        code = _tell_failed(team, outcomes, failed, status) if failed else _complete(team, outcomes, status)
+    return leaders.agree_on(code)
+
+
+def _tell_failed(team: RankTeam, outcomes: list[Outcome], failed: list[Outcome], status: Status) -> int:
+    """Say what has failed first: other teams may have been stopped for it."""
+    cause = min(failed, key=lambda outcome: (outcome.is_stopped, not outcome.is_first_to_end))
+    num_safe = min(outcome.num_safe for outcome in outcomes)
+    part = team.whole.path + ".part"
+    kept = f"; the {steps_before(num_safe)} in {part}" if num_safe else ""
+    if kept and cause.is_stopped and cause.is_resumable:
+        kept += "; the same command continues"
+    say(cause.stack)
+    say(f"mpi_rollout: {cause.message}{kept}\n")
+    assert team.shard_set is not None
+    has_set, state = team.shard_set.drop_if_empty(part, num_safe), "interrupted" if cause.is_stopped else "failed"
+    said = {"exit_code": cause.code, "message": cause.message, "num_steps": num_safe}
+    if not has_set and status.is_first and not is_batch_job():
+        status.remove()  # A first start that came to nothing leaves nothing.
+    else:
+        is_resumable = has_set and all(outcome.is_resumable for outcome in outcomes)
+        status.tell(state, **said, resumable=is_resumable, file=part if has_set else None)
+    if team.whole.json:
+        _print(json.dumps({"error": cause.message + kept, "exit_code": cause.code}))
+    return cause.code
+
+
+def _complete(team: RankTeam, outcomes: list[Outcome], status: Status) -> int:
+    """Make one data set of the shards; print the summary."""
+    from mpi_rollout.storage.run_file import Ending
+    from mpi_rollout.storage.schema import INTERVAL
+    from mpi_rollout.storage.set_end import complete_manifest
+
+    assert team.shard_set is not None and team.leaders is not None
+    figures = merged(team, outcomes)
+    ending = Ending(utc_now(), 0, 0.0, [], [], complete=True)
+    if figures is not None:
+        totals = figures.env_steps, figures.seconds, figures.ranks, figures.limit
+        ending = Ending(utc_now(), *totals, complete=True, advice=figures.advice)
+    try:
+        complete_manifest(team.whole.path, ending, np.array(team.leaders.intervals, INTERVAL), team.shard_set.replaces)
+    except (RolloutError, OSError, RuntimeError) as error:  # HDF5 reports a full disk as RuntimeError.
+        code = error.exit_code if isinstance(error, RolloutError) else StorageError.exit_code
+        if isinstance(error, RolloutError):
+            words = error.shown(as_flag)
+        else:
+            way_out = "then the same command continues"
+            words = f"cannot write {team.whole.path}: {system_words(error)}; make room or move what is there, {way_out}"
+        return _tell_failed(team, outcomes, [Outcome(code, outcomes[0].num_safe, None, words)], status)
+    values = {"exit_code": 0, "message": "", "num_steps": outcomes[0].num_safe}
+    status.tell("complete", **values, resumable=False, file=team.whole.path)
+    if figures is not None:
+        figures = replace(figures, file=team.whole.path)
+        _print(json.dumps(figures.as_dict()) if team.whole.json else "\n".join(fitted(figures.lines(), 4)))
+    return 0
+
+
+def merged(team: RankTeam, outcomes: list[Outcome]) -> RunFigures | None:
+    """Return the figures of the run from those of its teams, of which some may have had nothing to do.
+
+    They are sums, and the seconds of a team on average.
+    """
+    told = [outcome.figures for outcome in outcomes if outcome.figures is not None]
+    if not told:
+        return None
+    first, num_teams = told[0], len(told)
+    times = [pair for each in told for pair in zip(each.ranks, each.step_s, strict=True)]
+    times.sort(key=lambda pair: pair[0]["rank"])
+    starts = [each.envs.start for each, outcome in zip(team.teams, outcomes, strict=True) if outcome.figures]
+    rates = zip(*(each.limit for each in told), strict=False)
+    return replace(
+        first,
+        num_ranks=len(times),
+        num_envs=team.whole.num_envs,
+        env_steps=sum(each.env_steps for each in told),
+        seconds=max(each.seconds for each in told),
+        phases={name: sum(each.phases[name] for each in told) / num_teams for name in first.phases},
+        ranks=[rank for rank, _ in times],
+        step_s=[step_s for _, step_s in times],
+        slowest_s=sum(each.slowest_s for each in told) / num_teams,
+        mean_s=sum(each.mean_s for each in told) / num_teams,
+        limit=[(sum(run for run, _ in part), sum(bare for _, bare in part)) for part in rates],
+        restarts={env: num for each in told for env, num in each.restarts.items()},
+        num_waits=sum(each.num_waits for each in told),
+        catch_up_s=max(each.catch_up_s for each in told),
+        wrong_values=merged_wrong([(start, each.wrong_values) for start, each in zip(starts, told, strict=True)]),
+    )
+
+
+def _print(text: str) -> None:
+    say(f"{text}\n", STDOUT)

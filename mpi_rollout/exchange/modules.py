@@ -1,0 +1,172 @@
+"""Modules that rank 0 imports for all ranks, so that they do not all search and read the same file system.
+
+A rank that imports by itself makes some thousand calls of the file system: Python looks for each module, and reads it.
+With thousands of ranks that takes minutes.  So where there are many, MPI starts first.  Then rank 0 imports the program
+while the others sleep, and broadcasts the code of what it imported, with the paths of libraries.  What they do not get
+so, the ranks import as ever: envs and policies of the user, and all where Python or its path is another one than on
+rank 0.  Nothing is stored that could become old.
+"""
+
+import marshal
+import os
+import sys
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder, SourceFileLoader
+from time import monotonic, sleep
+
+from mpi_rollout.exchange.mpi_start import ROOT, claimed_size, loaded_mpi, start_mpi_on_all_ranks
+
+TYPE_CHECKING = False  # `typing` takes time to import.
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import CodeType
+
+    from mpi4py import MPI
+
+    Place = tuple[str, list[str] | None]  # The file, and where a package has its modules.
+
+LEAST_RANKS = 16  # With fewer, the file system bears it, and ranks that import side by side start sooner.
+LIMIT, START_TIMEOUT_S = "--start-timeout-s", 600.0
+LONGEST_S = 0.02  # Between two looks of a rank that waits: its core is free for the root's imports.
+ELSEWHERE = {"-h", "--help", "--version", "--dry-run"}  # What starts no MPI.
+_early: list[bool] = []  # Not empty from the start of MPI here until the ranks have met in a run.
+
+
+class Recorded(SourceFileLoader):
+    """Reads a module as Python does, and keeps its code for the others."""
+
+    codes: "dict[str, CodeType]" = {}
+
+    def get_code(self, fullname: str) -> "CodeType | None":
+        code = super().get_code(fullname)
+        if code is not None:
+            self.codes[fullname] = code
+        return code
+
+
+class Recorder:
+    """Finds modules as Python does, and notes where they are."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, Place] = {}
+
+    def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: object = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and type(spec.loader) in (SourceFileLoader, ExtensionFileLoader):
+            assert spec.origin is not None
+            locations = spec.submodule_search_locations
+            self.places[name] = spec.origin, None if locations is None else [*locations]
+            if isinstance(spec.loader, SourceFileLoader):
+                spec.loader = Recorded(name, spec.origin)
+        return spec
+
+
+class Sent(SourceFileLoader):
+    """Has the code of a module from the root; reads the file if it is asked again."""
+
+    codes: "dict[str, CodeType]" = {}
+
+    def get_code(self, fullname: str) -> "CodeType | None":
+        return self.codes.pop(fullname, None) or super().get_code(fullname)
+
+
+class SentFinder:
+    """Finds modules where the root found them."""
+
+    def __init__(self, places: "dict[str, Place]", codes: "dict[str, CodeType]"):
+        self._places, Sent.codes = places, codes
+
+    def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: object = None) -> ModuleSpec | None:
+        if name not in self._places:
+            return None
+        file, locations = self._places[name]
+        loader = Sent(name, file) if name in Sent.codes else ExtensionFileLoader(name, file)
+        spec = ModuleSpec(name, loader, origin=file)
+        spec.submodule_search_locations, spec.has_location = locations, True
+        return spec
+
+
+def are_sent(arguments: "Sequence[str]") -> bool:
+    """Tell whether rank 0 sends modules for these words of a command line.  All ranks must come to the same answer.
+
+    Variables of the environment may not be the same on all hosts; the words are.
+    """
+    is_run = arguments[:1] in ([], ["run"]) or arguments[0].startswith("-")
+    is_guarded = "OMPI_MCA_mpi_ft_enable" in os.environ  # `launcher.guard` forks, which comes before MPI.
+    return is_run and not is_guarded and claimed_size()[0] >= least_ranks(arguments) and not ELSEWHERE & {*arguments}
+
+
+def least_ranks(arguments: "Sequence[str]") -> int:
+    """Return from how many ranks on rank 0 sends modules: `--send-imports`, or else by default."""
+    value = typed(arguments, "--send-imports")
+    return {"yes": 2, "no": sys.maxsize}.get(value, LEAST_RANKS)
+
+
+def typed(arguments: "Sequence[str]", option: str) -> str:
+    """Return the value that an option has on a command line, which is not parsed yet; "" without it."""
+    value = ""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        if word == option:
+            value = following
+        elif word.startswith(option + "="):
+            value = word.partition("=")[2]
+    return value
+
+
+def send(load: "Callable[[], None]", arguments: "Sequence[str]") -> None:
+    """Start MPI, and have on all ranks what `load` imports on the root.  **Collective**."""
+    try:
+        timeout_s = float(typed(arguments, LIMIT))
+    except ValueError:  # It is not given, or will be refused.
+        timeout_s = START_TIMEOUT_S
+    marks, recorder = repr((sys.version, sys.path, sys.flags)).encode(), Recorder()
+    start_mpi_on_all_ranks(timeout_s, LIMIT)
+    _early.append(True)
+    mpi = loaded_mpi()
+    if mpi is None or mpi.COMM_WORLD.size == 1:  # The launcher is another MPI's, which is refused later.
+        return
+    comm, sizes, packed = mpi.COMM_WORLD, bytearray(16), bytearray()
+    if comm.rank == ROOT:
+        before = sys.meta_path.index(PathFinder)
+        sys.meta_path.insert(before, recorder)
+        load()
+        sys.meta_path.remove(recorder)
+        packed += marks + marshal.dumps((recorder.places, Recorded.codes))
+        Recorded.codes.clear()
+        sizes = bytearray(len(marks).to_bytes(8, "little") + len(packed).to_bytes(8, "little"))
+    _await(comm.Ibcast(sizes, ROOT), comm, timeout_s)
+    num_marks, num_bytes = (int.from_bytes(sizes[place : place + 8], "little") for place in (0, 8))
+    packed = packed or bytearray(num_bytes)
+    comm.Bcast(packed, ROOT)
+    if comm.rank != ROOT and packed[:num_marks] == marks:
+        finder = SentFinder(*marshal.loads(memoryview(packed)[num_marks:]))
+        sys.meta_path.insert(sys.meta_path.index(PathFinder), finder)
+
+
+def _await(request: "MPI.Request", comm: "MPI.Intracomm", timeout_s: float) -> None:
+    end, pause_s = monotonic() + timeout_s + comm.rank * 0.01, 0.0
+    while not request.Test():
+        if monotonic() > end:
+            _give_up(comm, timeout_s)
+        sleep(pause_s)
+        pause_s = min(pause_s + 1e-3, LONGEST_S)
+
+
+def _give_up(comm: "MPI.Intracomm", timeout_s: float) -> None:
+    from mpi_rollout.errors import LaunchError
+    from mpi_rollout.exchange.job_end import abort
+    from mpi_rollout.exchange.mpi_start import rank_and_host
+    from mpi_rollout.process.console import say
+
+    late = f"rank {ROOT} has not imported the program within {timeout_s:g} s; give it more time by {LIMIT}"
+    say(f"mpi_rollout: {rank_and_host(comm.rank)}: {late}\n")
+    abort(comm, LaunchError.exit_code)
+
+
+def is_early() -> bool:
+    """Tell whether MPI was started here and the ranks have not met since: they do not know of each other's errors."""
+    return bool(_early)
+
+
+def have_met() -> None:
+    """Note that the ranks have met."""
+    _early.clear()

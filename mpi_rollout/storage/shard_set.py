@@ -1,0 +1,220 @@
+"""What is where a run wants to write shards: nothing, a set of them, or what an earlier start of it has left."""
+
+import glob
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+
+from mpi_rollout.config import RolloutConfig, part_of_run
+from mpi_rollout.core.layout import Block
+from mpi_rollout.core.teams import Team
+from mpi_rollout.envs.replaying import Past
+from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
+from mpi_rollout.storage.checked_file import identity_of
+from mpi_rollout.storage.manifest import begin_manifest, read_manifest, run_of
+from mpi_rollout.storage.output import (
+    ClaimedOutput,
+    check_kind,
+    check_place,
+    claim_output,
+    read_past,
+    remove_unfinished,
+)
+from mpi_rollout.storage.ownership import Lock, identity, lock, make_folder
+from mpi_rollout.storage.same_run import check_same_run
+from mpi_rollout.storage.shard_files import shard_path, shards_folder
+from mpi_rollout.storage.shard_writers import Shard, ShardWriters
+from mpi_rollout.storage.stored_run import StoredParts, StoredRun
+from mpi_rollout.storage.writer import Writer
+
+
+@dataclass
+class ClaimedSet:
+    """A set of shards that this run may write, on the root of the job.
+
+    Attributes
+    ----------
+    ranges
+        The envs of each shard; none if the run decides on them.
+    run
+        What all files of the set have in common, and no other set.
+    lock
+        Of the unfinished manifest, once there is one.
+    replaces
+        The `ownership.identity` of the complete file that this run extends or replaces; None where there is none.
+    is_new
+        There was no set before.
+    """
+
+    ranges: Sequence[range]
+    run: str
+    warning: str
+    lock: Lock | None = None
+    replaces: tuple[int, int] | None = None
+    is_new: bool = False
+
+    def begin(self, config: RolloutConfig, attributes: Mapping[str, object]) -> None:
+        """Make the manifest, before the first shard, if it is not there."""
+        if self.lock is None:
+            self.lock = begin_manifest(config.path, attributes, self.run, self.ranges, self.replaces)
+
+    def drop_if_empty(self, part: str, num_safe: int) -> bool:
+        """Remove a new set whose shards have no step that all of them have; return whether there is one."""
+        paths = [shard_path(part, envs) for envs in self.ranges] if self.is_new and not num_safe else []
+        for path in (*paths, *(f"{path}.part" for path in paths)):
+            with suppress(OSError):
+                os.unlink(path)
+        with suppress(OSError):
+            os.rmdir(shards_folder(part))
+            os.unlink(part)
+        return os.path.exists(part)
+
+    def release(self) -> None:
+        """Let other runs write there."""
+        if self.lock is not None:
+            self.lock.release()
+
+
+def claim_set(config: RolloutConfig) -> ClaimedSet:
+    """Look what is there, before anything is made; see `output.claim_output` for the errors."""
+    path, part = config.path, config.path + ".part"
+    check_kind(config)
+    warning = check_place(config, is_set=True)
+    replaces, run = identity(path), secrets.token_hex(8)
+    ranges: Sequence[range] = ()
+    if os.path.lexists(path) and not config.overwrite:
+        manifest = read_manifest(path)
+        if not check_same_run(config, identity_of(manifest.attributes), path):
+            StoredRun(path).close()  # DataError if a shard is missing or another one.
+            raise AlreadyComplete(
+                f"--out {config.out}: {path} is there already, of the same run and complete; nothing is left to do"
+            )
+        run, ranges = manifest.run, manifest.ranges
+    make_folder(shards_folder(path))
+    remove_unfinished(f"{part}.new")  # Of an earlier start's manifest.
+    if not os.path.lexists(part):
+        folder = glob.escape(shards_folder(path))
+        if not ranges and (glob.glob(f"{folder}/*.h5") or glob.glob(f"{folder}/*.h5.part")):
+            raise UsageError(
+                f"--out {config.out}: {shards_folder(path)} has shards of a set whose {path} or {part} is gone; put "
+                "that back, move the folder away, or use another --out"
+            )
+        return ClaimedSet(ranges, run, warning, replaces=replaces, is_new=not ranges)
+    lock_of_part = lock(part)
+    try:
+        manifest = read_manifest(part)
+        check_same_run(config, identity_of(manifest.attributes), part)
+    except BaseException:
+        lock_of_part.release()
+        raise
+    return ClaimedSet(manifest.ranges, manifest.run, warning, lock_of_part, replaces)
+
+
+class ClaimedShards:
+    """The shards of one team, with what `output.ClaimedOutput` has of one file.
+
+    Attributes
+    ----------
+    past
+        Where the team's envs stood when all of its shards had as many steps.
+    is_complete
+        No shard has anything left to be collected.
+    """
+
+    def __init__(self, config: RolloutConfig, team: Team, run: str):
+        self._team, self._run, self._config = team, run, part_of_run(config, team.envs)
+        self._outputs: list[ClaimedOutput | None] = []  # None where the shard is complete.
+        self._configs = [shard_config(config, envs) for envs in team.shards]
+        self.warning = self.dropped = ""
+        self.replaces: tuple[int, int] | None = None
+        try:
+            for own in self._configs:
+                self._outputs.append(_claim(own, run))
+        except BaseException:
+            self.release()
+            raise
+        self.is_complete = not any(self._outputs)
+        self.source = f"{len(team.shards)} shards" if len(team.shards) > 1 else self._sources[0]
+        self._num_steps = [
+            config.num_steps if output is None else 0 if output.past is None else output.past.num_steps
+            for output in self._outputs
+        ]
+        self.past: Past | None = None
+        if min(self._num_steps):
+            with closing(self.open_past()) as stored:
+                self.past = read_past(stored)
+
+    @property
+    def _sources(self) -> list[str]:
+        return [
+            own.path if output is None else output.source
+            for own, output in zip(self._configs, self._outputs, strict=True)
+        ]
+
+    @property
+    def old_nbytes(self) -> int:
+        return sum(output.old_nbytes for output in self._outputs if output is not None)
+
+    def open_past(self) -> StoredRun:
+        """Open what there is of the team's shards, as one run."""
+        first_env = self._team.envs.start
+        places = (range(envs.start - first_env, envs.stop - first_env) for envs in self._team.shards)
+        return StoredParts(self._config, self._sources, tuple(places))
+
+    def open_writer(
+        self,
+        config: RolloutConfig,
+        attributes: Mapping[str, object],
+        blocks: list[Block],
+        num_ranks: int,
+        lost: Mapping[int, int],
+    ) -> Writer | ShardWriters:
+        """Make the shards, or go on with them; `lost` are the team's envs that did not come back."""
+        first_env, num_steps = self._team.envs.start, min(self._num_steps)
+        alone = len(self._configs) == 1 and not self.is_complete
+        shards = []
+        for envs, own, output, own_steps in zip(
+            self._team.shards, self._configs, self._outputs, self._num_steps, strict=True
+        ):
+            places = range(envs.start - first_env, envs.stop - first_env)
+            own_lost = {env - places.start: step for env, step in lost.items() if env in places}
+            if own_lost and own_steps > num_steps:
+                raise DataError(
+                    f"{own.path} has steps of envs that did not come back to where they were; keep what there is with "
+                    "mpi_rollout recover"
+                )
+            its = {**attributes, "config": own.to_json(), "num_envs": own.num_envs, "run": self._run}
+            writer = None
+            if output is not None:
+                writer = output.open_writer(own, its, blocks, num_ranks, own_lost, has_own_blocks=not alone)
+            shards.append(Shard(places, own.path, writer, own_steps))
+        if alone and shards[0].writer is not None:
+            return shards[0].writer
+        return ShardWriters(config.path + ".part", shards, blocks, num_steps)
+
+    def release(self) -> None:
+        for output in self._outputs:
+            if output is not None:
+                output.release()
+
+
+def shard_config(config: RolloutConfig, envs: range) -> RolloutConfig:
+    """Return the configuration of one shard of a run: that of the run that collects these envs alone."""
+    own = part_of_run(config, envs)
+    return replace(own, out=shard_path(config.out, envs), storage="single", shards_per_node=1, overwrite=False)
+
+
+def _claim(config: RolloutConfig, run: str) -> ClaimedOutput | None:
+    """Look what there is of a shard; None if it is complete.  DataError if it belongs to another set than `run`."""
+    try:
+        output = claim_output(config)
+    except AlreadyComplete:
+        output = None
+    source = config.path if output is None else output.source
+    if (output is None or output.past is not None) and run_of(source) != run:
+        if output is not None:
+            output.release()
+        raise DataError(f"{source} is a shard of another set; put back the one that was there, or move it away")
+    return output
