@@ -1,6 +1,7 @@
 """The manifest of a set: what is written when it is begun and complete, and what is found wrong with it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -48,19 +49,15 @@ def test_a_manifest_says_which_envs_are_where(tmp_path: Path, kind: str):
     assert is_set(str(path)) and not is_set(str(single))
 
 
-EMPTY = spaces.Dict({"none": spaces.Box(-1, 1, (0,)), "some": spaces.Box(-1, 1, (2,))})
-
-
-@pytest.mark.parametrize(("name", "space"), [("50%b of it.h5", SMALL), ("empty.h5", EMPTY)])
-def test_a_set_may_have_any_name_and_space(tmp_path: Path, name: str, space: spaces.Space):
-    path, single = written_set(tmp_path, "complete", space, name=name)
+def test_a_percent_sign_in_the_name_of_a_set_means_itself(tmp_path: Path):
+    path, single = written_set(tmp_path, "complete", name="50%b of it.h5")
     assert verify(quiet, str(path))["shards"] == len(RANGES)
     with h5py.File(path) as file, h5py.File(single) as whole:
         for column, expected in leaf_datasets(whole["trajectories"]).items():
             assert file["trajectories"][column][...].tobytes() == expected[...].tobytes()
 
 
-@pytest.mark.parametrize("step", ["check_set", "os.replace", "give_name"])
+@pytest.mark.parametrize("step", ["check_set", "os", "give_name"])
 def test_a_set_that_was_killed_at_its_end_is_ended_again(tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch):
     class Killed(BaseException):
         pass
@@ -68,8 +65,8 @@ def test_a_set_that_was_killed_at_its_end_is_ended_again(tmp_path: Path, step: s
     def kill(*_: object) -> None:
         raise Killed
 
-    with monkeypatch.context() as patch:
-        patch.setattr(f"mpi_rollout.storage.set_end.{step}", kill)
+    with monkeypatch.context() as patch:  # Of all of `os`, that module has `replace` alone.
+        patch.setattr(f"mpi_rollout.storage.set_end.{step}", SimpleNamespace(replace=kill) if step == "os" else kill)
         with pytest.raises(Killed):
             written_set(tmp_path, "complete")
     path = tmp_path / "set" / "big.h5"
