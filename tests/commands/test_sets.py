@@ -81,7 +81,7 @@ def test_a_shard_that_is_missing_is_one_line(job: Job, pair: tuple[Path, Path]):
     shard = shards_of(pair[0])[1]
     shard.rename(shard.with_suffix(".away"))
     try:
-        commands = (["inspect"], ["verify"], ["recover"], ["export", "d4rl"], ["render"])
+        commands = (["inspect"], ["verify"], ["recover"], ["export", "d4rl"])
         results = job.series(
             [Start([*command, pair[0], *["out.h5"] * (command[0] in ("recover", "export"))]) for command in commands]
         )
