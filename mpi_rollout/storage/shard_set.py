@@ -128,7 +128,6 @@ class ClaimedShards:
         self._outputs: list[ClaimedOutput | None] = []  # None where the shard is complete.
         self._configs = [shard_config(config, envs) for envs in team.shards]
         self.warning = self.dropped = ""
-        self.replaces: tuple[int, int] | None = None
         try:
             for own in self._configs:
                 self._outputs.append(_claim(own, run))
@@ -189,7 +188,7 @@ class ClaimedShards:
             writer = None
             if output is not None:
                 writer = output.open_writer(own, its, blocks, num_ranks, own_lost, has_own_blocks=not alone)
-            shards.append(Shard(places, own.path, writer, own_steps))
+            shards.append(Shard(places, writer, own_steps))
         if alone and shards[0].writer is not None:
             return shards[0].writer
         return ShardWriters(config.path + ".part", shards, blocks, num_steps)
