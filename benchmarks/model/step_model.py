@@ -10,6 +10,13 @@ ceil(log2 p) of trees; the slowest of p ranks is the mean of the largest of p or
 In fragments of L steps, ranks exchange once in L steps: an exchange has L times as many rows, and they wait for the
 slowest sum of L steps.  Each order has room for the actions of one step.  Where the root chooses those of a fragment,
 L rows of them follow; where the workers do, none follow, and each acts for its own envs alone.
+
+Where each node writes a shard, its ranks are a team: a step is that of one team, and the root of the job hears each
+other team at each look.
+
+First ready, with a root that has no envs, is a closed queue: a rank is away for its envs, then it waits until the root
+has served it.  Its time is that of mean value analysis as Bard and Schweitzer (1979) approximate it, a quadratic
+equation.
 """
 
 import math
@@ -19,6 +26,7 @@ from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
+from mpi_rollout.collect.collector import CollectorOptions
 from mpi_rollout.studies.statistics import NEEDED_POINTS, NoFit
 
 _MOST_RANKS = 2**40
@@ -31,7 +39,8 @@ class Constants:
 
     `root_s...` are the root's work for an exchange: whatever its size, for each env, for each other rank.  `alpha_s` is
     a level of the tree of messages, there and back; `beta_s_per_byte` a byte that the root sends or receives;
-    `policy_s...` a call of the policy, and each row of its batch.
+    `policy_s...` a call of the policy, and each row of its batch; `write_s_per_env` a row of a file.  With first ready,
+    `serve_s` is the root's work for a rank, and `away_s` what a message takes that keeps nobody else waiting.
     """
 
     root_s: float = 0.0
@@ -41,6 +50,9 @@ class Constants:
     beta_s_per_byte: float = 0.0
     policy_s: float = 0.0
     policy_s_per_env: float = 0.0
+    write_s_per_env: float = 0.0
+    serve_s: float = 0.0
+    away_s: float = 0.0
 
 
 NUM_EXCHANGE_PARTS = 5  # The first of them are an exchange's.
@@ -64,18 +76,48 @@ class Workload:
 
 @dataclass(frozen=True)
 class Way:
-    """How many steps there are between two exchanges, and whether the workers choose the actions."""
+    """How many steps there are between two exchanges, whether the workers choose the actions, and who waits for whom.
+
+    `ranks_per_shard` is 0 where all ranks wait for each other.  With first ready, nobody does, and rank 0 has no envs.
+    """
 
     fragment_length: int = 1
     on_workers: bool = False
+    ranks_per_shard: int = 0
+    is_ready: bool = False
 
     @property
     def order_rows(self) -> int:
         """Rows of actions that the root sends for an exchange."""
         return 1 if self.on_workers or self.fragment_length == 1 else 1 + self.fragment_length
 
+    @property
+    def kind(self) -> tuple[bool, bool, int]:
+        """The same for all that belongs to one curve."""
+        return self.is_ready, self.ranks_per_shard > 0, self.fragment_length
+
+    def num_stepping(self, num_ranks: int) -> int:
+        """Ranks that have envs."""
+        return num_ranks - self.is_ready
+
 
 LOCKSTEP = Way()
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a message between nodes takes besides what it takes within one."""
+
+    num_nodes: int = 1
+    latency_s: float = 0.0
+    s_per_byte: float = 0.0
+
+    def round_trip_s(self, nbytes: float) -> float:
+        """Return the seconds from an order to its answer of so many bytes."""
+        return 2 * self.latency_s + self.s_per_byte * nbytes
+
+
+ONE_NODE = Network()
 
 
 @dataclass(frozen=True)
@@ -86,6 +128,12 @@ class Step:
     waiting_s: float
     exchange_s: float
     policy_s: float
+    write_s: float = 0.0
+
+    @property
+    def root_s(self) -> float:
+        """What is not the envs' and not due to their spread."""
+        return self.exchange_s + self.policy_s + self.write_s
 
     @property
     def seconds(self) -> float:
@@ -97,8 +145,14 @@ class Step:
         return self.env_s / self.seconds
 
 
-def predict(constants: Constants, work: Workload, num_ranks: int, way: Way = LOCKSTEP) -> Step:
+def predict(
+    constants: Constants, work: Workload, num_ranks: int, way: Way = LOCKSTEP, network: Network = ONE_NODE
+) -> Step:
     """Compute what a step takes on so many ranks."""
+    if way.is_ready:
+        return _first_ready(constants, work, way.num_stepping(num_ranks), network)
+    if 0 < way.ranks_per_shard < num_ranks:
+        return _sharded(constants, work, num_ranks, way)
     num_envs, length = num_ranks * work.envs_per_rank, way.fragment_length
     num_steps = work.envs_per_rank * length
     slowest_s = slowest(num_ranks, num_steps, work.env_step_s, work.env_step_spread_s)
@@ -107,8 +161,28 @@ def predict(constants: Constants, work: Workload, num_ranks: int, way: Way = LOC
     policy_s = constants.policy_s / length + constants.policy_s_per_env * num_acted
     parts = exchange_parts(num_ranks, num_envs * length, nbytes if num_ranks > 1 else 0.0)
     exchange_s = float(parts @ astuple(constants)[: len(parts)])
+    if num_ranks > 1:
+        exchange_s += network.round_trip_s(work.slot_bytes * length)
     env_s = work.envs_per_rank * work.env_step_s
-    return Step(env_s, slowest_s / length - env_s, exchange_s / length, policy_s)
+    write_s = constants.write_s_per_env * num_envs if way.ranks_per_shard else 0.0
+    return Step(env_s, slowest_s / length - env_s, exchange_s / length, policy_s, write_s)
+
+
+def _sharded(constants: Constants, work: Workload, num_ranks: int, way: Way) -> Step:
+    """Compute a step of the root's team.  What another team tells costs at most what a rank does in an exchange."""
+    step = predict(constants, work, way.ranks_per_shard, way)
+    num_others = math.ceil(num_ranks / way.ranks_per_shard) - 1
+    heard_s = num_others * constants.root_s_per_rank * step.seconds / CollectorOptions.look_every_s
+    return replace(step, exchange_s=step.exchange_s + heard_s)
+
+
+def _first_ready(constants: Constants, work: Workload, num_stepping: int, network: Network) -> Step:
+    """Compute how long it takes until a rank is served again: waiting for others is a part of the exchange."""
+    env_s = work.envs_per_rank * work.env_step_s
+    away_s = env_s + constants.away_s + network.round_trip_s(work.slot_bytes)
+    half = (num_stepping * constants.serve_s - away_s) / 2
+    served_s = half + math.sqrt(half**2 + constants.serve_s * away_s)
+    return Step(env_s, 0.0, away_s - env_s + served_s, 0.0)
 
 
 def exchange_parts(num_ranks: int, num_rows: int, nbytes: float) -> np.ndarray:
@@ -139,11 +213,11 @@ def slowest(num_ranks: int, num_steps: int, mean_s: float, spread_s: float) -> f
 
 
 def saturation(constants: Constants, work: Workload, way: Way = LOCKSTEP) -> int | None:
-    """Find the least number of ranks where exchange and policy take as long as the envs; None if there is none."""
+    """Find the least number of ranks where the root's share is as large as the envs'; None if there is none."""
 
     def is_over(num_ranks: int) -> bool:
         step = predict(constants, replace(work, env_step_spread_s=0.0), num_ranks, way)
-        return step.exchange_s + step.policy_s >= step.env_s
+        return step.root_s >= step.env_s
 
     found = bisect_left(range(1, _MOST_RANKS), True, key=is_over) + 1
     return found if found < _MOST_RANKS else None
@@ -157,6 +231,12 @@ def ceiling(constants: Constants, work: Workload, way: Way = LOCKSTEP) -> float:
     limit of many ranks, and a step of a single rank takes at most A + B.  So if A is not negative, all rates stay
     below the limit; and if it is negative, no rate is above that of one rank.
     """
+    if way.is_ready:
+        return work.envs_per_rank / constants.serve_s if constants.serve_s else math.inf
+    if way.ranks_per_shard:
+        one = predict(constants, work, way.ranks_per_shard, way)
+        heard_s = constants.root_s_per_rank * one.seconds / CollectorOptions.look_every_s
+        return way.ranks_per_shard * work.envs_per_rank / heard_s if heard_s else math.inf
     alone = work.envs_per_rank / predict(constants, work, 1, way).seconds
     order_bytes = work.order_bytes_per_env * work.envs_per_rank * way.order_rows / way.fragment_length
     nbytes = work.slot_bytes + order_bytes
@@ -211,6 +291,19 @@ def calibrate(points: Sequence[ExchangePoint]) -> Calibration:
     rows, values = _exchanges(points)
     constants = Constants(*exchange.tolist(), *policy.tolist())
     return Calibration(constants, len(points), float(np.abs(rows @ exchange / values - 1).max()))
+
+
+def fit_ready(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
+    """Fit `serve_s` and `away_s`.  A point: ranks with envs, seconds in their envs, seconds until they are served."""
+    from scipy.optimize import least_squares
+
+    def errors(logs: np.ndarray) -> list[float]:
+        constants = Constants(serve_s=math.exp(logs[0]), away_s=math.exp(logs[1]))
+        works = [(n, Workload(1, env_s, 0.0, 0.0, 0.0), seconds) for n, env_s, seconds in points]
+        return [_first_ready(constants, work, n, ONE_NODE).seconds / seconds - 1 for n, work, seconds in works]
+
+    serve_s, away_s = np.exp(least_squares(errors, np.log([1e-4, 1e-3])).x).tolist()
+    return serve_s, away_s
 
 
 def non_negative(columns: np.ndarray, values: np.ndarray, known: np.ndarray | float = 0.0) -> np.ndarray:
