@@ -1,11 +1,13 @@
 """The speed of more ranks than a machine has, from constants that its jobs show: `python benchmarks/model`.
 
-    python benchmarks/model measure --step-s 0.005 --out results/measured/model.json
-    python benchmarks/model show results/measured/model.json
+    python benchmarks/model measure --step-s 0.005 --fragment-length 16 --out model.json
+    python benchmarks/model measure --latency-s 0.005 --fragment-length 16 --out network.json
+    python benchmarks/model show model.json --network network.json
 
-`measure` starts jobs of sleeping envs, which need few cores.  `show` takes its file, or that of a study of
-`mpi_rollout scaling weak --fragment-length 1`, prints constants, curves, and measured points beside them, of which the
-largest is in no fit, and draws all that.  docs/explanation/scaling-model.md says how to read it.
+`measure` starts jobs of sleeping envs, which need few cores: in lockstep, in fragments, in shards of simulated nodes,
+and first ready.  `show` takes its file, or that of a study of `mpi_rollout scaling weak --fragment-length 1`, prints
+constants, curves, and measured points beside them, of which the largest are in no fit, and draws all that.
+docs/explanation/scaling-model.md says how to read it.
 """
 
 import argparse
@@ -29,6 +31,7 @@ from mpi_rollout.studies.study_file import StudyFile, gathered, machine_facts, o
 from mpi_rollout.text import aligned
 
 RANKS = [2**power for power in range(15)]
+TOLD = sorted([*RANKS, 6_400])  # Of a large cluster, which the page of the model tells of.
 CURVES = ((style.BLUE, "-"), (style.SKY, "--"), (style.DARK, "-."), (style.GREY, ":"))
 
 
@@ -85,7 +88,7 @@ def _label(way: Way) -> str:
 def _curve(fitting: Fitting, way: Way) -> list[str]:
     constants, work = fitting.result.constants, fitting.work
     cells = [("ranks", "efficiency", "env steps/s", "ms of a step: envs", "waiting", "exchange", "policy", "file")]
-    for num_ranks in RANKS[way.is_ready :]:
+    for num_ranks in TOLD[way.is_ready :]:
         step = predict(constants, work, num_ranks, way)
         rate = way.num_stepping(num_ranks) * work.envs_per_rank / step.seconds
         parts = [f"{1e3 * part:.3f}" for part in asdict(step).values()]

@@ -23,6 +23,7 @@ from step_model import (
     Workload,
     calibrate,
     fit_ready,
+    fit_writes,
     predict,
 )
 
@@ -168,14 +169,18 @@ class Fitting:
         """Add what exchanges do not show: the costs of a row in a file, and of serving a rank by itself."""
         ready, written = [], []
         for point, jobs in self._done.items():
-            if "batch_size" in dict(point.options) and point.num_ranks <= self.most_fitted:
-                work = self._workload(point)
+            if point.num_ranks > self.most_fitted:
+                continue
+            way, work = self._way(point), self._workload(point)
+            if way.is_ready:
                 seconds = median(job.seconds / job.num_steps for job in jobs)
                 ready.append((point.num_ranks - 1, work.envs_per_rank * work.env_step_s, seconds))
-            if point.num_ranks == 1 and "storage" in dict(point.options):
-                written += [job.write_s / job.num_steps / job.num_envs for job in jobs]
+            if way.ranks_per_shard:
+                num_rows = way.ranks_per_shard * work.envs_per_rank * jobs[0].num_steps
+                written.append((num_rows, median(job.write_s for job in jobs)))
         serve_s, away_s = fit_ready(ready) if len(ready) > 1 else (0.0, 0.0)
-        return replace(constants, serve_s=serve_s, away_s=away_s, write_s_per_env=median(written or [0.0]))
+        commit_s, per_env_s = fit_writes(written) if len({*dict(written)}) > 1 else (0.0, 0.0)
+        return replace(constants, serve_s=serve_s, away_s=away_s, commit_s=commit_s, write_s_per_env=per_env_s)
 
     def _leave_one_out(self) -> list[Constants]:
         points, refits = self.fitted(self.is_crowded), []
@@ -234,6 +239,8 @@ class Fitting:
         way, work, crowded = self._way(point), self._workload(point), jobs[0].oversubscribed
         measured = median_interval([job.seconds / job.num_steps for job in jobs])
         computed_s = predict(self.result.constants, work, point.num_ranks, way, self.network).seconds
+        if way.ranks_per_shard:  # A run that is shorter than the time between two commits has one at its end.
+            computed_s += self.result.constants.commit_s / jobs[0].num_steps
         if crowded and not way.is_ready:  # There, waiting for a core is in the constants.
             computed_s += self.sharing_s * point.num_ranks / way.fragment_length
         env_s = work.envs_per_rank * work.env_step_s

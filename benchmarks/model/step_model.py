@@ -39,8 +39,9 @@ class Constants:
 
     `root_s...` are the root's work for an exchange: whatever its size, for each env, for each other rank.  `alpha_s` is
     a level of the tree of messages, there and back; `beta_s_per_byte` a byte that the root sends or receives;
-    `policy_s...` a call of the policy, and each row of its batch; `write_s_per_env` a row of a file.  With first ready,
-    `serve_s` is the root's work for a rank, and `away_s` what a message takes that keeps nobody else waiting.
+    `policy_s...` a call of the policy, and each row of its batch; `write_s_per_env` a row of a file, and `commit_s`
+    what a commit takes besides.  With first ready, `serve_s` is the root's work for a rank, and `away_s` what a message
+    takes that keeps nobody else waiting.
     """
 
     root_s: float = 0.0
@@ -51,6 +52,7 @@ class Constants:
     policy_s: float = 0.0
     policy_s_per_env: float = 0.0
     write_s_per_env: float = 0.0
+    commit_s: float = 0.0
     serve_s: float = 0.0
     away_s: float = 0.0
 
@@ -164,8 +166,11 @@ def predict(
     if num_ranks > 1:
         exchange_s += network.round_trip_s(work.slot_bytes * length)
     env_s = work.envs_per_rank * work.env_step_s
-    write_s = constants.write_s_per_env * num_envs if way.ranks_per_shard else 0.0
-    return Step(env_s, slowest_s / length - env_s, exchange_s / length, policy_s, write_s)
+    step = Step(env_s, slowest_s / length - env_s, exchange_s / length, policy_s)
+    if not way.ranks_per_shard:
+        return step
+    commits_s = constants.commit_s * step.seconds / CollectorOptions.commit_every_s
+    return replace(step, write_s=constants.write_s_per_env * num_envs + commits_s)
 
 
 def _sharded(constants: Constants, work: Workload, num_ranks: int, way: Way) -> Step:
@@ -291,6 +296,13 @@ def calibrate(points: Sequence[ExchangePoint]) -> Calibration:
     rows, values = _exchanges(points)
     constants = Constants(*exchange.tolist(), *policy.tolist())
     return Calibration(constants, len(points), float(np.abs(rows @ exchange / values - 1).max()))
+
+
+def fit_writes(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Fit `commit_s` and `write_s_per_env` to rows of a file that is committed once, and seconds that writing took."""
+    rows, seconds = np.array(points).T
+    commit_s, per_env_s = non_negative(np.stack([np.ones(len(points)), rows], axis=1), seconds).tolist()
+    return commit_s, per_env_s
 
 
 def fit_ready(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:

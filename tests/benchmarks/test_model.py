@@ -34,6 +34,7 @@ from step_model import (
     calibrate,
     ceiling,
     fit_ready,
+    fit_writes,
     non_negative,
     predict,
     saturation,
@@ -147,9 +148,9 @@ def test_a_policy_on_the_workers_sees_the_envs_of_one_rank_only():
 
 def test_a_shard_is_a_run_of_its_own_whose_root_hears_the_others_now_and_then():
     shards = Way(16, on_workers=True, ranks_per_shard=32)
-    written = replace(MADE_UP, write_s_per_env=1e-6)
+    written = replace(MADE_UP, write_s_per_env=1e-6, commit_s=0.1)
     alone = predict(written, WORK, 32, shards)
-    assert alone.write_s == pytest.approx(32 * 4 * 1e-6)
+    assert alone.write_s == pytest.approx(32 * 4 * 1e-6 + 0.1 * (alone.seconds - alone.write_s) / 10)
     assert replace(alone, write_s=0.0) == predict(written, WORK, 32, Way(16, on_workers=True))
     many = predict(written, WORK, 512 * 32, shards)
     assert many.exchange_s - alone.exchange_s == pytest.approx(511 * 3e-6 * alone.seconds / 0.5)
@@ -169,6 +170,10 @@ def test_ranks_that_are_served_by_themselves_wait_as_long_as_in_a_simulated_queu
             heapq.heappush(back, free_at + 5e-3)
         simulated = free_at * (num_ranks - 1) / rounds
         assert predict(constants, WORK, num_ranks, READY).seconds == pytest.approx(simulated, rel=0.06)
+
+
+def test_what_writing_costs_is_found_in_what_it_made():
+    assert fit_writes([(rows, 0.012 + 2e-6 * rows) for rows in (448, 1792, 3584)]) == pytest.approx((0.012, 2e-6))
 
 
 def test_what_serving_a_rank_costs_is_found_in_what_it_made():
