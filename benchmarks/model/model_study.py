@@ -14,18 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from fits import Calibration, ExchangePoint, calibrate, fit_ready, fit_writes
 from network import network_of
-from step_model import (
-    Calibration,
-    Constants,
-    ExchangePoint,
-    Way,
-    Workload,
-    calibrate,
-    fit_ready,
-    fit_writes,
-    predict,
-)
+from step_model import Constants, Way, Workload, predict
 
 from mpi_rollout.studies.jobs import JobOptions
 from mpi_rollout.studies.statistics import Interval, NoFit, median_interval

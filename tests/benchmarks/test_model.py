@@ -21,21 +21,17 @@ from mpi_rollout.studies.study_file import StudyFile, read_study
 
 sys.path += [str(CLONE / "benchmarks"), str(CLONE / "benchmarks" / "model")]  # After the helpers of tests.
 
+from fits import ExchangePoint, calibrate, fit_ready, fit_writes, non_negative
 from measuring import compiled
 from model_study import Fitting, make_study
 from sleeping import SleepingEnv
 from step_model import (
     ONE_NODE,
     Constants,
-    ExchangePoint,
     Network,
     Way,
     Workload,
-    calibrate,
     ceiling,
-    fit_ready,
-    fit_writes,
-    non_negative,
     predict,
     saturation,
     slowest,
