@@ -17,6 +17,7 @@ import sys
 from dataclasses import asdict, replace
 
 import numpy as np
+from fits import READY
 from model_study import Check, Fitting, make_study
 from network import launching
 from step_model import LOCKSTEP, Network, Way, ceiling, predict, saturation
@@ -54,9 +55,8 @@ def show(options: argparse.Namespace) -> None:
     file = read_study(options.file)
     fitting, lengths = Fitting(file), sorted({*options.fragment_length} - {1})
     ways = [LOCKSTEP, *(Way(length, options.policy_on == "workers") for length in lengths)]
-    kinds = {check.way.kind: check.way for check in fitting.checks}.values()
-    ways += [replace(way, ranks_per_shard=options.ranks_per_node) for way in kinds if way.ranks_per_shard]
-    ways += [way for way in kinds if way.is_ready]
+    ways += [replace(way, ranks_per_shard=options.ranks_per_node) for way in ways[-1:]]
+    ways += [READY] * (fitting.result.constants.serve_s > 0)
     where = place_and_time(file.origin["host"], file.facts, (), file.origin["started"])
     crowded = ", on more ranks than cores: curves tend to be too low" * fitting.is_crowded
     result = fitting.result
@@ -81,7 +81,7 @@ def _label(way: Way) -> str:
     if way.is_ready:
         return "first ready, rank 0 without envs"
     if way.ranks_per_shard:
-        return f"shards of {way.ranks_per_shard} ranks, fragments of {way.fragment_length}, stored"
+        return f"shards of {way.ranks_per_shard} ranks, fragments of {way.fragment_length}"
     return "lockstep" if way == LOCKSTEP else f"fragments of {way.fragment_length}, actions from the {where}"
 
 
@@ -152,9 +152,10 @@ def _draw(fitting: Fitting, ways: list[Way], subject: str, stem: str) -> list[st
     style.legend(rate, handles=handles, labels=labels, loc="upper left")
     rate.set_ylim(top=30 * rate.get_ylim()[1])  # Room for it.
     halves = [(_label(way).partition(",")[0], saturation(fitting.result.constants, fitting.work, way)) for way in ways]
-    ends = " and ".join(f"{half:,} ranks in {label}" for label, half in halves if half)
+    ends = ", ".join(f"{half:,} ranks in {label}" for label, half in halves if half and half <= RANKS[-1])
     title = f"Envs have half of the time up to {ends}" if ends else "Envs always have more than half of the time"
-    fine = "nothing is stored, all nodes are alike; pale: fitted without any one number of ranks"
+    stored = "only shards are" if fitting.result.constants.commit_s else "nothing is"
+    fine = f"{stored} stored, all nodes are alike; pale: fitted without any one number of ranks"
     style.head(figure, title, [subject, fine])
     return style.save_study(figure, stem)
 

@@ -296,7 +296,7 @@ def test_a_file_is_shown_and_drawn_with_its_machine_and_what_was_held_out(tmp_pa
     assert told[0].endswith("4 envs per rank: vm (Intel(R) Xeon(R) Processor, 2 cores), 2026-11-21")
     assert "held out, 64 ranks, lockstep: computed -3.9 %" in told
     assert told[-2:] == ["model-curves.png", "model-curves.svg"]
-    assert sum(line.endswith("computed:") for line in told) == 2
+    assert sum(line.endswith("computed:") for line in told) == 3
 
 
 def test_what_gives_no_constants_is_refused_in_one_line(tmp_path: Path):
