@@ -240,7 +240,7 @@ class Collector:
         if self.goal is None or self._num_rows == self._num_counted:
             return False
         rows = slice(self._num_counted, self._num_rows)
-        num_ended = sum(int(part.num_ended[rows].sum()) for part in self._unpackers[self._blocks.oldest].values())
+        num_ended = int(self._blocks.oldest.num_ended[rows].sum())
         return num_ended >= self.goal.num_missing or not self.goal.has_reset_rows
 
     def lose(self, rank: int) -> range:
@@ -261,11 +261,9 @@ class Collector:
         return self.num_steps - self._blocks.oldest.start
 
     def _count(self, stop: int) -> None:
-        """Make columns of the rows since the last count, and count them, as far as the goal."""
+        """Count the rows since the last count, as far as the goal."""
         if stop > self._num_counted:
             oldest = self._blocks.oldest
-            for unpacker in self._unpackers[oldest].values():
-                unpacker.unpack(self._num_counted, stop)
             if self.goal is not None:
                 stop = self.goal.count(oldest, self._num_counted, stop)
                 self.num_steps = oldest.start + stop if self.is_over else self.num_steps

@@ -106,7 +106,6 @@ def go_on(driver: Driver, recording: Recording, first: int) -> tuple[np.ndarray,
                 assert lane.num_rows == stop - row
                 unpackers[lane].lay_observations(row + 1, 0, stop - row)
                 unpackers[lane].lay_results(row, stop - row)
-                unpackers[lane].unpack(row, stop)
     return block.observations[1:], *(column[:num_steps] for column in block.results)
 
 
