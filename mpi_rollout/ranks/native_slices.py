@@ -3,7 +3,7 @@
 Those that can take a whole fragment in one call write it into the slot.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,18 +64,21 @@ class NativeSlice(Slice):
         super().use_policy(choose, view)
         self._rollout = None
 
-    def _can_roll(self) -> bool:
+    def _fill_rows(self, actions: list[np.ndarray], choices: list[np.ndarray], is_to_stop: Callable[[], bool]) -> None:
         has_masks = self.masks is not None and bool(self.masks.places)
-        return self._rollout is not None and self._replaying is None and not has_masks
+        if self._rollout is None or self._replaying is not None or has_masks:
+            super()._fill_rows(actions, choices, is_to_stop)
+        else:
+            self._roll(self._rollout, actions[0])
 
-    def _roll(self, actions: np.ndarray) -> None:
-        assert self._rollout is not None, "it was asked whether it can"
+    def _roll(self, rollout: Rollout, actions: np.ndarray) -> None:
+        """Take all steps of an order in one call, which no signal cuts short."""
         num_rows, num_ended = len(actions), self.exchange.own_num_ended
         if num_rows not in self._columns_of_length:
             self._columns_of_length[num_rows] = self._columns_of(num_rows)
         columns = self._columns_of_length[num_rows]
         self._num_calls += 1
-        self._rollout.rollout(actions, columns)
+        rollout.rollout(actions, columns)
         self.num_steps += num_rows
         self.num_done = num_rows
         if self.has_reset_rows:
