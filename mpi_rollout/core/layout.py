@@ -154,7 +154,8 @@ class Block:
         self.num_rows = num_rows
         self.start = 0  # The step of row 0.
         self.named: dict[str, np.ndarray] = {}
-        self.step_s, self.num_ended = np.zeros((num_rows, num_slots)), np.zeros((num_rows, num_slots), np.int64)
+        self.headers = np.zeros((num_rows, num_slots, len(HEADER)), np.int64)  # Those of the slots' rows.
+        self.step_s, self.num_ended = self.headers[..., 0].view(np.float64), self.headers[..., -1]
         described = {"observation": leaves(observation_space), "action": leaves(action_space)}
         described |= {"extra": extras, "info": infos}
         stored = {} if counts_only else stored_leaves(described, is_recording=has_final_observations)
@@ -206,7 +207,7 @@ class SlotUnpacker:
     slots
         Those of all ranks of `partition`, of shape (num_ranks, num_rows, layout.nbytes).
     slot_columns
-        The columns of `block.step_s` and `block.num_ended` that belong to these slots.
+        Which of all slots these are, in `block.headers`.
     """
 
     def __init__(
@@ -220,9 +221,8 @@ class SlotUnpacker:
         pairs = [(block.named[leaf.path], column) for leaf, column in outcomes if leaf.path in block.named]
         pairs += zip(block.action_arrays, columns.action_arrays, strict=False)
         pairs += zip(block.extra_arrays, columns.extra_arrays, strict=False)
-        step_s, _, _, num_ended = (field.swapaxes(0, 1) for field in layout.header(slots))
-        self._results = [(block.step_s[:, slot_columns], step_s), (block.num_ended[:, slot_columns], num_ended)]
-        self._results += _by_rank(pairs, partition)
+        headers = slots[:, :, : block.headers[0, 0].nbytes].view(np.int64).swapaxes(0, 1)
+        self._results = [(block.headers[:, slot_columns], headers), *_by_rank(pairs, partition)]
 
     def lay_observations(self, row: int, start: int = 0, stop: int = 1) -> None:
         """Lay the observations, and infos, of rows start to stop of the slots into the block, from `row` on."""
