@@ -125,10 +125,10 @@ class SlotLayout:
 class Block:
     """`num_rows` consecutive steps of all envs: observation t, action t, and what followed it, in row t.
 
-    `named` holds the C-contiguous arrays of shape (num_rows, num_envs, ...) by their path in a file.  The tree
-    `observations` shares their memory.  `info_arrays` are values and mask of each info; those of row t came with
-    observation t.  `state_arrays` are those of observations and infos together, `final_arrays` their last ones.
-    `step_s` and `num_ended` (num_rows, num_slots) are the seconds of the slots' steps, and the ends of their episodes.
+    `named` holds the C-contiguous arrays of shape (num_rows, num_envs, ...) by their path in a file.  `info_arrays` are
+    values and mask of each info; those of row t came with observation t.  `state_arrays` are those of observations and
+    infos together, `final_arrays` their last ones.  `step_s` and `num_ended` (num_rows, num_slots) are the seconds of
+    the slots' steps, and the ends of their episodes.
 
     Parameters
     ----------
@@ -169,20 +169,9 @@ class Block:
         self.final_observation_arrays, self.final_info_arrays = arrays["final_observations"], arrays["final_infos"]
         self.state_arrays = self.observation_arrays + self.info_arrays
         self.final_arrays = self.final_observation_arrays + self.final_info_arrays
-        self.results: tuple[np.ndarray, ...] = ()
-        if counts_only:
-            return
-        self.results = tuple(self.named[leaf.path] for leaf in RESULTS)
-        self.rewards, self.terminations, self.truncations = self.results
-        self.observations = tree_of(observation_space, self.observation_arrays)
-        self._space = observation_space
-        self._is_single = isinstance(self.observations, np.ndarray)
-
-    def observations_of(self, row: int, envs: slice = slice(None)) -> Tree:
-        """Return the batched observations of some envs in one row, C-contiguous views of shape (num_envs, ...)."""
-        if self._is_single:
-            return self.observations[row, envs]
-        return tree_of(self._space, (array[row, envs] for array in self.observation_arrays))
+        self.results = tuple(self.named[leaf.path] for leaf in RESULTS if leaf.path in stored)
+        if not counts_only:
+            self.rewards, self.terminations, self.truncations = self.results
 
     @staticmethod
     def row_nbytes(observation_space: Space, action_space: Space, num_envs: int, others: tuple[Leaf, ...] = ()) -> int:

@@ -139,16 +139,6 @@ def test_the_arrays_of_a_block_are_contiguous_and_have_the_names_of_the_file():
     assert set(single.named) == {"observations", "actions", "rewards", "terminations", "truncations"}
 
 
-def test_observations_of_a_row_are_contiguous_views_in_the_shape_of_the_space():
-    block = make_block()
-    block.named["observations/pair/_index_0"][2] = np.arange(5)
-    for envs in (slice(None), slice(1, 4)):
-        part = block.observations_of(2, envs)
-        assert part["pair"][0].tolist() == [*range(5)][envs]
-        for leaf, array in zip(leaves(Nested.observation_space), block.observation_arrays, strict=True):
-            assert leaf.of(part).flags.c_contiguous and np.shares_memory(leaf.of(part), array)
-
-
 def test_the_bytes_of_a_row_are_those_of_its_arrays():
     row_nbytes = Block.row_nbytes(Nested.observation_space, Nested.action_space, 5)
     assert row_nbytes == sum(array[0].nbytes for array in make_block().named.values())
