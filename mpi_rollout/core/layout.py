@@ -210,6 +210,7 @@ class SlotUnpacker:
         pairs = [(block.named[leaf.path], column) for leaf, column in outcomes if leaf.path in block.named]
         pairs += zip(block.action_arrays, columns.action_arrays, strict=False)
         pairs += zip(block.extra_arrays, columns.extra_arrays, strict=False)
+        self._room = slots.shape[1]
         headers = slots[:, :, : block.headers[0, 0].nbytes].view(np.int64).swapaxes(0, 1)
         self._results = [(block.headers[:, slot_columns], headers), *_by_rank(pairs, partition)]
 
@@ -225,9 +226,9 @@ class SlotUnpacker:
 
     def lay_results(self, row: int, num_rows: int = 1) -> None:
         """Lay the first rows of the slots, but for their observations and infos, into `row` and the next ones."""
-        rows = slice(row, row + num_rows)
+        rows, is_whole = slice(row, row + num_rows), num_rows == self._room
         for target, source in self._results:
-            target[rows] = source[:num_rows]
+            target[rows] = source if is_whole else source[:num_rows]
 
 
 def _by_rank(

@@ -146,7 +146,7 @@ class Slice(ABC):
         if self._random is not None:
             self._random.forget(self.num_steps)
         is_asked = order.is_chosen and self._choose is not None
-        actions = order.own_actions
+        actions = [*order.own_actions]
         extras: list[np.ndarray] = []
         if is_asked:
             actions, extras = self._room_for_choices()
