@@ -34,19 +34,15 @@ class Listener(Protocol):
         """Note that an env was restarted, before the sink has that step; -1 is the first reset."""
 
 
-@dataclass
 class Tally:
     """Counts over the rows that were collected so far."""
 
-    exchanges: Exchanges
-    env_steps: int = 0  # Transitions: the row after an episode's end is none.
-    num_ended: int = 0  # Envs that the next row only resets.
-    mean_s: float = 0.0  # In lockstep, the seconds of the ranks on average, summed over steps.
-    step_s: np.ndarray = field(init=False)  # Each rank's seconds in its envs.
-    _slowest_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.step_s = np.zeros(self.exchanges.division.num_ranks)
+    def __init__(self, exchanges: Exchanges):
+        self.exchanges, self._slowest_s = exchanges, 0.0
+        self.env_steps = 0  # Transitions: the row after an episode's end is none.
+        self.num_ended = 0  # Envs that the next row only resets.
+        self.mean_s = 0.0  # In lockstep, the seconds of the ranks on average, summed over steps.
+        self.step_s = np.zeros(exchanges.division.num_ranks)  # Each rank's seconds in its envs.
 
     def add(self, block: Block, start: int, stop: int) -> None:
         """Count rows start to stop."""
