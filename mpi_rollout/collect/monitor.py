@@ -23,7 +23,7 @@ from mpi_rollout.storage.status import Status
 from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
-    from mpi_rollout.storage.shard_writers import ShardWriters
+    from mpi_rollout.storage.team_files import ShardWriters
     from mpi_rollout.storage.writer import Writer  # Imports h5py, which is for the root alone.
 
     AnyWriter = Writer | ShardWriters

@@ -25,7 +25,7 @@ from mpi_rollout.storage.output import (
 from mpi_rollout.storage.ownership import Lock, identity, lock, make_folder
 from mpi_rollout.storage.same_run import check_same_run
 from mpi_rollout.storage.shard_files import shard_path, shards_folder
-from mpi_rollout.storage.shard_writers import Shard, ShardWriters
+from mpi_rollout.storage.team_files import Shard, ShardWriters
 from mpi_rollout.storage.stored_run import StoredParts, StoredRun
 from mpi_rollout.storage.writer import Writer
 
