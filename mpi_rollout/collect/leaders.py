@@ -58,11 +58,11 @@ class Leaders:
             tags = BEGIN_TAG, STOP_TAG
             self._receiving = [comm.Irecv(sign, ROOT, tag) for sign, tag in zip(self._signs, tags, strict=True)]
 
-    def least(self, num_steps: int) -> int:
-        """Return the steps that all teams have at the start.  **Collective** of leaders."""
-        num_steps = min(self._comm.allgather(num_steps))
-        self._states[:, 1] = num_steps
-        return num_steps
+    def past(self, num_steps: int, nbytes: int) -> tuple[int, int]:
+        """Return the least steps and all bytes that teams have at the start.  **Collective** of leaders."""
+        pasts = self._comm.allgather((num_steps, nbytes))
+        self._states[:, 1] = num_steps = min(least for least, _ in pasts)
+        return num_steps, sum(nbytes for _, nbytes in pasts)
 
     def begin(self) -> bool:
         """Let the others begin, or wait until the first leader lets this one; tell whether the run has not ended."""

@@ -83,7 +83,8 @@ class Root:
         self._config, self._output, self._facts, self._hosts, self._team = config, output, facts, hosts, team
         self._policy = policy
         self._state = RunState(output.past, facts.reproducibility != Reproducibility.SLICE, rank=worker.rank)
-        self._num_before = self._state.num_past if team.leaders is None else team.leaders.least(self._state.num_past)
+        past = self._state.num_past, output.old_nbytes
+        self._num_before, self._old_nbytes = past if team.leaders is None else team.leaders.past(*past)
         self._trace = trace
         self._lengths = FragmentLengths()
         self._driver = Driver(worker.exchanges, worker, config.actions)
@@ -215,6 +216,7 @@ class Root:
         # h5py is for the root alone: a worker's imports are the job's start-up time.
         from mpi_rollout.storage import schema
         from mpi_rollout.storage.ownership import check_free_space
+        from mpi_rollout.storage.writer import Writer
 
         spaces, contents = (self._facts.observation_space, self._facts.action_space), self._driver.exchanges.contents
         others = contents.extras + with_masks(contents.kept_infos)
@@ -227,13 +229,16 @@ class Root:
             if not self._config.trajectories:  # Only the policy reads the blocks: they stay in the core's cache.
                 num_rows = min(num_rows, max(self._lengths.most, UNREAD_NBYTES // nbytes))
             check_blocks(NUM_BLOCKS * num_rows * nbytes)
-        size = check_free_space(self._config, nbytes, self._output.old_nbytes)
-        if size and self._team.speaks:
+        whole = self._team.whole
+        if self._team.speaks and (
+            size := check_free_space(whole, Block.row_nbytes(*spaces, whole.num_envs, others), self._old_nbytes)
+        ):  # Of all teams: their shards are in one folder.
             say(f"mpi_rollout: {size}\n")
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
         attributes = self._attributes(self._config, self._hosts)
         self._begin_set()
-        self._state.writer = self._output.open_writer(self._config, attributes, blocks, len(self._hosts), lost)
+        file = self._output.new_file(self._config, attributes, num_rows, lost)
+        self._state.writer = Writer(file, blocks if self._config.trajectories else [])
         return self._state.writer if self._config.trajectories else Discard(blocks)
 
     def _attributes(self, config: RolloutConfig, hosts: Sequence[str]) -> dict[str, object]:

@@ -86,10 +86,11 @@ def _check_column(name: str, column: h5py.Dataset | None, expected: h5py.Dataset
     got, wanted = _sources_of(column), _sources_of(expected)
     if got != wanted:
         other = next((source for source in got if source not in wanted), ("less than all shards",))
-        raise ContentError(
-            f"trajectories/{name} is not made of its shards, but of {other[0]}; a set keeps its name: put it back, or "
-            "make one file of it with `python -m mpi_rollout recover`"
-        )
+        before, is_renamed, _ = str(other[0]).replace("%%", "%").partition(".shards/")
+        back = f"; call the file {before} and its folder {before}.shards again, where other programs look for shards"
+        make_one = ", or make one file of it with `python -m mpi_rollout recover`"
+        way_out = back + make_one if is_renamed else ""
+        raise ContentError(f"trajectories/{name} is not made of its shards, but of {other[0]}{way_out}")
     if (column.shape, column.dtype) != (expected.shape, expected.dtype):
         raise ContentError(f"trajectories/{name} should be {expected.dtype} {expected.shape}")
 

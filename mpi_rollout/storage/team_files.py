@@ -1,136 +1,109 @@
-"""Several shards that one team writes, as one file to its collector: each has a writer, for its envs' part of a block.
+"""Several shards that one team writes, as one file to its writer: each has its envs' part of a block.
 
 A shard may be ahead of the others, whose start was stopped earlier: it drops the steps that it has.  They are the same
 steps again.
 """
 
 import copy
-import queue
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import Option
-from mpi_rollout.storage.run_file import Ending
+from mpi_rollout.storage.run_file import Ending, RunFile
 from mpi_rollout.storage.values import merged_wrong
-from mpi_rollout.storage.writer import Writer, wait_for
 
 
-@dataclass(frozen=True)
-class Shard:
-    """A shard of a team.
-
-    `envs` are places in the team's blocks.  The `writer` is None where the shard is complete.  `num_steps` are those
-    that it had at the start.
-    """
+class Shard(NamedTuple):
+    """A shard that is not complete: its envs as places in the team's blocks, and the steps that it had at the start."""
 
     envs: range
-    writer: Writer | None
+    file: RunFile
     num_steps: int
 
 
-class ShardWriters:
-    """The writers of a team's shards, with the methods of a `writer.Writer`.
+class TeamFiles:
+    """The files of a team's shards, with what a writer uses of a `run_file.RunFile`.
 
-    `part` is the unfinished manifest; `num_steps` is from where on the team collects.
+    Attributes
+    ----------
+    part
+        The name of the shard at work, whose error it is; before and afterwards that of the unfinished manifest.
     """
 
-    def __init__(self, part: str, shards: Sequence[Shard], blocks: Sequence[Block], num_steps: int):
-        self.part, self.num_rows, self.values = part, blocks[0].num_rows, ShardValues(shards)
-        self._shards, self._first_step, self.num_waits = shards, num_steps, 0
-        self._parts = {block: [part_of(block, shard.envs) for shard in shards] for block in blocks}
-        self._block_of = {part: block for block, parts in self._parts.items() for part in parts}
-        self._free: queue.LifoQueue[Block] = queue.LifoQueue()
-        self._given_back: Counter[Block] = Counter()
-        for block in blocks:
-            self._free.put(block)
-        for writer in self._writers:
-            writer.on_free = self._give_back
+    is_recording = False
 
-    @property
-    def _writers(self) -> list[Writer]:
-        return [shard.writer for shard in self._shards if shard.writer is not None]
+    def __init__(self, part: str, shards: Sequence[Shard], num_steps: int):
+        self.part, self._manifest, self._shards, self._first_step = part, part, shards, num_steps
+        self.values = ShardValues(shards)
+
+    def _files(self) -> Iterator[RunFile]:
+        for shard in self._shards:
+            self.part = shard.file.part
+            yield shard.file
+        self.part = self._manifest
 
     @property
     def num_committed(self) -> int:
         """Steps that all shards have."""
-        return min([writer.num_committed for writer in self._writers], default=self._first_step)
+        return min([shard.file.num_committed for shard in self._shards], default=self._first_step)
 
     @property
     def worst_commit_s(self) -> float:
-        return sum(writer.worst_commit_s for writer in self._writers)
+        return sum(shard.file.worst_commit_s for shard in self._shards)
 
     @property
     def ended(self) -> np.ndarray:
-        return sum((writer.ended for writer in self._writers), np.zeros(3))
+        return sum((shard.file.ended for shard in self._shards), np.zeros(3))
 
-    def check(self) -> None:
-        for writer in self._writers:
-            writer.check()
+    def begin(self) -> None:
+        for file in self._files():
+            file.begin()
 
-    def acquire(self) -> Block:
-        self.num_waits += self._free.empty()
-        return wait_for(self._free, self.check)
+    def append(self, block: Block, num_rows: int) -> None:
+        for shard, file in zip(self._shards, self._files(), strict=True):
+            if block.start + num_rows > shard.num_steps:
+                file.append(part_of(block, shard.envs), num_rows)
 
-    def submit(self, block: Block, num_rows: int) -> None:
-        for shard, part in zip(self._shards, self._parts[block], strict=True):
-            part.start = block.start
-            if shard.writer is not None and block.start + num_rows > shard.num_steps:
-                shard.writer.submit(part, num_rows)
-            elif num_rows == block.num_rows:
-                self._give_back(part)
-
-    def _give_back(self, part: Block) -> None:
-        """Note that a shard has written its part of a full block.  Called by the writers' threads, too."""
-        block = self._block_of[part]
-        self._given_back[block] += 1
-        if self._given_back[block] == len(self._shards):
-            self._given_back[block] = 0
-            self._free.put(block)
-
-    def add_interval(self, time_s: float, env_steps: int, env_steps_per_s: float) -> None:
-        for writer in self._writers:
-            writer.add_interval(time_s, env_steps, env_steps_per_s)
-
-    def add_fault(self, env_index: int, step: int, message: str) -> None:
-        for shard in self._shards:
-            if env_index in shard.envs and shard.writer is not None and step >= shard.num_steps:
-                shard.writer.add_fault(env_index - shard.envs.start, step, message)
-
-    def drain(self) -> None:
-        for writer in self._writers:
-            writer.drain()
+    def note(self, table: str, rows: np.ndarray) -> None:
+        """Give faults to the shards of their envs, and intervals, which are the team's, to the first shard."""
+        if table != "faults":
+            return self._shards[0].file.note(table, rows) if self._shards else None
+        for envs, file, num_steps in self._shards:
+            own = rows[np.isin(rows["env_index"], envs) & (rows["step"] >= num_steps)]
+            own["env_index"] -= envs.start
+            if len(own):
+                file.note(table, own)
 
     def finish(self, ending: Ending) -> str:
-        for writer in self._writers:
-            writer.finish(ending)
+        for file in self._files():
+            file.finish(ending)
         return self.part
 
     def discard(self) -> None:
-        for writer in self._writers:
-            writer.discard()
+        for file in self._files():
+            file.discard()
 
     def release(self) -> None:
-        for writer in self._writers:
-            writer.release()
+        for shard in self._shards:
+            shard.file.release()
 
 
 class ShardValues:
     """The counts of wrong values of some shards, as a `values.ValueChecks` has them of one file."""
 
     def __init__(self, shards: Sequence[Shard]):
-        self._of = [(shard.envs.start, shard.writer.values) for shard in shards if shard.writer is not None]
+        self._shards = shards
 
     def say_warnings(self, spell: Callable[[Option], str]) -> None:
-        for _, values in self._of:
-            values.say_warnings(spell)
+        for shard in self._shards:
+            shard.file.values.say_warnings(spell)
 
     @property
     def wrong(self) -> list[dict[str, str | int]]:
-        return merged_wrong([(first_env, values.wrong) for first_env, values in self._of])
+        return merged_wrong([(shard.envs.start, shard.file.values.wrong) for shard in self._shards])
 
 
 def part_of(block: Block, envs: range) -> Block:
