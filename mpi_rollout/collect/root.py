@@ -79,8 +79,8 @@ class Root:
         hosts: Sequence[str],
         trace: Trace,
     ):
-        config = team.config
-        self._config, self._output, self._facts, self._hosts, self._team = config, output, facts, hosts, team
+        config, self._hosts, self._all_hosts = team.config, team.hosts or hosts, hosts
+        self._config, self._output, self._facts, self._team = config, output, facts, team
         self._policy = policy
         self._state = RunState(output.past, facts.reproducibility != Reproducibility.SLICE, rank=worker.rank)
         past = self._state.num_past, output.old_nbytes
@@ -91,7 +91,7 @@ class Root:
         self._status = Status(config.path, config.num_steps, config.num_episodes) if team.speaks else NoStatus()
         self._monitor = Monitor(config, self._driver, self._state, self._status, team.leaders)
         worker.on_stop = self._monitor.progress.close  # Launchers do not wait long.
-        lost_ranks = LostRanks(config, self._driver, dict(zip(team.ranks, hosts, strict=True)), say)
+        lost_ranks = LostRanks(config, self._driver, dict(zip(team.ranks, self._hosts, strict=True)), say)
         self._driver.on_loss = lambda ranks: lost_ranks.note(ranks, self._state)
         end = RunEnd if team.leaders is None else partial(TeamEnd, team)
         self._end = end(config, self._driver, self._state, self._status, self._monitor, lost_ranks, trace)
@@ -250,7 +250,7 @@ class Root:
         """Make what leads to the shards, or wait for it, where the run writes some."""
         team = self._team
         if team.shard_set is not None:
-            team.shard_set.begin(team.whole, self._attributes(team.whole, team.all_hosts))
+            team.shard_set.begin(team.whole, self._attributes(team.whole, self._all_hosts))
         if team.leaders is not None and not team.leaders.begin():
             raise Interrupted(f"{self._state.place}: stopped, because another rank ends the run")
 

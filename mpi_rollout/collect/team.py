@@ -45,8 +45,8 @@ class RankTeam:
         The most envs that one file has.
     leaders, hosts
         On the root of a team, the messages to the other ones, and the hosts of the team's ranks.
-    shard_set, all_hosts
-        On the root of the job, the set of shards, and the hosts of all ranks.
+    shard_set
+        On the root of the job, the set of shards.
     """
 
     comm: "MPI.Intracomm"
@@ -58,7 +58,6 @@ class RankTeam:
     widest: int = 0
     leaders: Leaders | None = None
     hosts: tuple[str, ...] = ()
-    all_hosts: tuple[str, ...] = ()
     shard_set: "ClaimedSet | None" = None
 
     def free(self, comm: "MPI.Intracomm") -> None:
@@ -89,7 +88,7 @@ def find_team(config: RolloutConfig, comm: "MPI.Intracomm") -> RankTeam:
     if simulated := os.environ.get(NODES_VARIABLE):
         node = str(comm.rank * int(simulated) // comm.size)
     nodes = comm.gather(node, ROOT)
-    plan, all_hosts = agreement.agree(
+    plan, _ = agreement.agree(
         comm,
         lambda: None if nodes is None else _planned(config, nodes),
         lambda _: {"the configuration": config.to_json()},
@@ -101,7 +100,7 @@ def find_team(config: RolloutConfig, comm: "MPI.Intracomm") -> RankTeam:
     if teams is None:
         return RankTeam(comm, single := replace(config, storage="single"), single, widest=config.num_envs)
     team = _joined(replace(config, storage="sharded"), comm, teams, run)
-    return replace(team, shard_set=shard_set, all_hosts=tuple(all_hosts))
+    return replace(team, shard_set=shard_set)
 
 
 def _planned(config: RolloutConfig, nodes: list[str]) -> tuple["ClaimedSet | None", tuple[Team, ...] | None, str]:
