@@ -235,7 +235,7 @@ def seen(result: Result, folder: Path) -> str:
 
 def play(fault: Fault, num_ranks: int, folder: Path, disk: str) -> Outcome:
     """Start a job, have it meet the fault, and wait for the end of its last process."""
-    job = Job(folder)
+    job = Job(folder, forks=False)
     other = fault.before(job)
     command = fault.command(job, num_ranks) if fault.command else job.command(num_ranks, *fault.arguments)
     preload = {"LD_PRELOAD": disk} if "DISK_FAULT" in fault.environment else {}
@@ -248,7 +248,7 @@ def play(fault: Fault, num_ranks: int, folder: Path, disk: str) -> Outcome:
             began = time.time()
             fault.strike(run)
         result = run.finish(HANGS_S)
-        is_gone = are_gone(folder, HANGS_S)
+        is_gone = are_gone(folder)
     except pytest.fail.Exception as error:
         run.kill()
         return Outcome(-1, str(error).splitlines()[0], HANGS_S, "hung")
