@@ -226,9 +226,11 @@ def seen(result: Result, folder: Path) -> str:
     """The first thing said: the program's own, else the launcher's."""
     if result.code == 0 and not result.messages:
         return "nothing but the summary of a complete run"
-    stripped = "\n".join(line.strip(" =-*") for line in [*result.err.splitlines(), "", *result.out.splitlines()])
+    said = [line for line in result.err.splitlines() if " take about " not in line]  # How large the file will be.
+    stripped = "\n".join(line.strip(" =-*") for line in [*said, "", *result.out.splitlines()])
     others = (" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", stripped))
-    [line, *_] = [*result.messages, *filter(None, others), "nothing"]
+    messages = [line for line in result.messages if " take about " not in line]
+    [line, *_] = [*messages, *filter(None, others), "nothing"]
     line = line.replace(f"{folder}/", "").replace(str(folder), "FOLDER").replace("|", "\\|")
     return line if len(line) <= SHOWN else f"{line[:SHOWN].rsplit(' ', 1)[0]} ..."
 
