@@ -108,10 +108,8 @@ class Slice(ABC):
         An int seeds env i with seed + i, as Gymnasium does; natively vectorized envs make of it what they promise.
         """
         mine = slice(self.env_indices.start, self.env_indices.stop)
-        if isinstance(seed, int):
-            seed += self._first_seed
-        elif seed is not None:
-            seed = seed[mine]
+        if seed is not None:
+            seed = seed + self._first_seed if isinstance(seed, int) else seed[mine]
         if isinstance(options, list):
             options = options[mine]
         if mask is not None:
@@ -127,8 +125,7 @@ class Slice(ABC):
 
     def do(self, command: int, arguments: tuple[Any, ...], is_to_stop: Callable[[], bool]) -> None:
         """Do what an order says, and fill the slot; a fragment ends after the step at which this `is_to_stop`."""
-        self.num_done = 0
-        self.restarts = []
+        self.num_done, self.restarts = 0, []
         if command == Command.STEP:
             self._take_steps(is_to_stop)
             return
@@ -146,8 +143,7 @@ class Slice(ABC):
         if self._random is not None:
             self._random.forget(self.num_steps)
         is_asked = order.is_chosen and self._choose is not None
-        actions = [*order.own_actions]
-        extras: list[np.ndarray] = []
+        actions, extras = [*order.own_actions], list[np.ndarray]()
         if is_asked:
             actions, extras = self._room_for_choices()
         elif order.is_chosen:

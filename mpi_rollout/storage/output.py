@@ -9,7 +9,6 @@ from shlex import quote
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
@@ -21,13 +20,12 @@ from mpi_rollout.storage.filters import check_available
 from mpi_rollout.storage.manifest import is_set
 from mpi_rollout.storage.overwriting import check_replaceable, why_dropped
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
-from mpi_rollout.storage.run_file import Prefix
+from mpi_rollout.storage.run_file import Prefix, RunFile, new_file
 from mpi_rollout.storage.same_run import check_same_run, why_not_brought_back
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.storage.shard_files import shards_folder
 from mpi_rollout.storage.status import refuse_running, status_path
 from mpi_rollout.storage.stored_run import StoredRun
-from mpi_rollout.storage.writer import Writer, open_writer
 
 DEFAULT_FOLDER = "results"  # The folder of outputs without `--out`, made where a command is started.
 
@@ -64,22 +62,13 @@ class ClaimedOutput:
             os.unlink(self.source)
             self.release()
 
-    def open_writer(
-        self,
-        config: RolloutConfig,
-        attributes: Mapping[str, object],
-        blocks: list[Block],
-        num_ranks: int,
-        lost: Mapping[int, int],
-        has_own_blocks: bool = False,
-    ) -> Writer:
-        """Make the file, or go on with it; `lost` are as in `run_file.Prefix`.
-
-        Where it `has_own_blocks`, somebody else lets the blocks go round, of which it gets parts.
-        """
+    def new_file(
+        self, config: RolloutConfig, attributes: Mapping[str, object], num_rows: int, lost: Mapping[int, int]
+    ) -> RunFile:
+        """Return the file that is to be made now, of what there is; `lost` are as in `run_file.Prefix`."""
         prefix = None if self.past is None else Prefix(self.past.num_steps, self.source, lost)
         self.drop()
-        return open_writer(config, attributes, blocks, num_ranks, prefix, self.replaces, not has_own_blocks)
+        return new_file(config, attributes, num_rows, prefix, self.replaces)
 
     @property
     def old_nbytes(self) -> int:
