@@ -23,13 +23,14 @@ from mpi_rollout.storage.status import Status
 from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
+    from mpi_rollout.storage.later_check import LaterCheck, LaterChecks
     from mpi_rollout.storage.shard_writers import ShardWriters
     from mpi_rollout.storage.writer import Writer  # Imports h5py, which is for the root alone.
 
     AnyWriter = Writer | ShardWriters
 
 RankReport = dict[str, Any]  # What a rank says of itself at the end: its host, envs and seconds by phase.
-STATUS_EVERY_S = 5.0  # The status is written again, if nothing was committed.
+STATUS_EVERY_S = 5.0  # The status is written again; on a parallel file system that may take a while.
 
 
 @dataclass
@@ -37,6 +38,7 @@ class RunState:
     """Where a run is: what there is of it, and what it has taken; see `report.RunFigures`."""
 
     past: Past | None  # Where an earlier start of the run came to.
+    past_check: "LaterCheck | LaterChecks | None" = None  # Of what it wrote, under way.
     is_continuable: bool = True  # Its envs can be brought back to where they were.
     writer: "AnyWriter | None" = None  # It and the collector are there when the envs are where the run begins.
     collector: Collector | None = None
@@ -88,12 +90,14 @@ class Monitor:
         self._looked_at, self._seen_env_steps = 0.0, 0
         self._since_line = np.zeros(2)  # Env steps and seconds since the last line.
         self._spent = Spent(config.in_lockstep)
-        self._told, self._status_at = -1, 0.0  # What the status says, and when it is to be written again.
+        self._status_at = 0.0  # When the status is to be written again.
         self._began_at = self._tell_at = self._checked_at = self._worst_pause_s = 0.0
 
     def check_stop(self) -> None:
-        """Raise Interrupted if somebody asked the run to stop, or its time is nearly over."""
+        """Raise Interrupted if the run is to stop or its time is nearly over, DataError if its past is damaged."""
         place = self._state.place
+        if self._state.past_check is not None:
+            self._state.past_check.poll()
         if self._driver.stop_signal:
             raise Interrupted(f"{place}: stopped by {name_of_stop(self._driver.stop_signal)}")
         worst_commit_s = 0.0 if self._state.writer is None else self._state.writer.worst_commit_s
@@ -123,9 +127,9 @@ class Monitor:
                 collector.num_steps, num_committed, env_steps, self._rate, self._state.file.worst_commit_s
             )
             num_committed = int(self._leaders.states[:, 1].min())
-        if num_committed != self._told or now_s >= self._status_at:
+        if now_s >= self._status_at:
             self._status.tell("running", num_steps=num_committed)
-            self._told, self._status_at = num_committed, now_s + STATUS_EVERY_S
+            self._status_at = now_s + STATUS_EVERY_S
         if not self._looked_at:
             if not self._began_at:
                 self._began_at, self._tell_at = now_s, now_s + self.progress.every_s

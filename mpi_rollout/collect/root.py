@@ -82,7 +82,9 @@ class Root:
         config = team.config
         self._config, self._output, self._facts, self._hosts, self._team = config, output, facts, hosts, team
         self._policy = policy
-        self._state = RunState(output.past, facts.reproducibility != Reproducibility.SLICE, rank=worker.rank)
+        self._state = RunState(
+            output.past, output.check, facts.reproducibility != Reproducibility.SLICE, rank=worker.rank
+        )
         self._num_before = self._state.num_past if team.leaders is None else team.leaders.least(self._state.num_past)
         self._trace = trace
         self._lengths = FragmentLengths()
@@ -233,7 +235,9 @@ class Root:
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
         attributes = self._attributes(self._config, self._hosts)
         self._begin_set()
-        self._state.writer = self._output.open_writer(self._config, attributes, blocks, len(self._hosts), lost)
+        self._state.writer = self._output.open_writer(
+            self._config, attributes, blocks, len(self._hosts), lost, self._monitor.check_stop
+        )
         return self._state.writer if self._config.trajectories else Discard(blocks)
 
     def _attributes(self, config: RolloutConfig, hosts: Sequence[str]) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from dataclasses import replace
 
 from mpi_rollout.collect.collector import Collector
@@ -11,12 +12,23 @@ from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.policy_kinds import kind_of_name
 from mpi_rollout.drive.driver import Driver
-from mpi_rollout.errors import Interrupted, PolicyError, RankError, RolloutError, StorageError, UsageError, as_flag
+from mpi_rollout.errors import (
+    DataError,
+    Interrupted,
+    PolicyError,
+    RankError,
+    RolloutError,
+    StorageError,
+    UsageError,
+    as_flag,
+)
 from mpi_rollout.exchange import world
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import STDOUT, fitted, say
 from mpi_rollout.storage.status import Status, is_batch_job
 from mpi_rollout.text import counted
+
+LOOK_EVERY_S = 0.1
 
 
 class RunEnd:
@@ -38,10 +50,21 @@ class RunEnd:
 
     def complete(self, collector: Collector) -> int:
         """Close the file of a run that has taken all of its steps; print its summary; return the exit code."""
+        self._await_check()
         figures = self._close(collector, complete=True)
         self._tell_status("complete", 0, figures.file)
         self._print(json.dumps(figures.as_dict()) if self._config.json else "\n".join(fitted(figures.lines(), 4)))
         return 0
+
+    def _await_check(self) -> None:
+        """Let the check of what earlier starts wrote come to its end: a file that gets its name is whole."""
+        check, is_said = self._state.past_check, False
+        while check is not None and check.poll():
+            self._monitor.check_stop()
+            if not is_said:
+                say("mpi_rollout: all steps are taken; compares what earlier starts wrote with its checksums\n")
+                is_said = True
+            time.sleep(LOOK_EVERY_S)
 
     def fail(self, error: RolloutError) -> int:
         """Keep what is whole, say what happened, return the exit code."""
@@ -82,7 +105,7 @@ class RunEnd:
             self._status.remove()  # A first start that came to nothing leaves nothing.
             return
         file = out if state == "complete" else part if has_part else None
-        is_resumable = has_part and self._is_resumable
+        is_resumable = has_part and self._is_resumable and code != DataError.exit_code
         num_safe = self._state.num_safe
         self._status.tell(state, exit_code=code, message=message, num_steps=num_safe, resumable=is_resumable, file=file)
 

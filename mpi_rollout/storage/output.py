@@ -1,7 +1,7 @@
 """What is where a run wants to write: nothing, the run itself, or what an earlier start of it has left."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from shlex import quote
@@ -18,6 +18,7 @@ from mpi_rollout.storage import ownership
 from mpi_rollout.storage.checked_file import identity_of
 from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.filters import check_available
+from mpi_rollout.storage.later_check import LaterCheck, begin_in_sandbox
 from mpi_rollout.storage.manifest import is_set
 from mpi_rollout.storage.overwriting import check_replaceable, why_dropped
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
@@ -27,6 +28,8 @@ from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.storage.shard_files import shards_folder
 from mpi_rollout.storage.status import refuse_running, status_path
 from mpi_rollout.storage.stored_run import StoredRun
+from mpi_rollout.storage.tail import not_continued
+from mpi_rollout.storage.torn import is_marked
 from mpi_rollout.storage.writer import Writer, open_writer
 
 DEFAULT_FOLDER = "results"  # The folder of outputs without `--out`, made where a command is started.
@@ -47,11 +50,14 @@ class ClaimedOutput:
         The `ownership.identity` of the complete file that this run extends or replaces; None where there is none.
     source
         The file that `past` was read from: the unfinished one, or the complete one that is extended.
+    check
+        Of the data of the unfinished file, by a process that goes on meanwhile.
     dropped
         What is said of the unfinished file at `source` that is dropped; "" where there is none.
     """
 
     past: Past | None = None
+    check: LaterCheck | None = None
     warning: str = ""
     lock: Lock | None = None
     replaces: tuple[int, int] | None = None
@@ -71,13 +77,14 @@ class ClaimedOutput:
         blocks: list[Block],
         num_ranks: int,
         lost: Mapping[int, int],
+        check_stop: Callable[[], None],
         has_own_blocks: bool = False,
     ) -> Writer:
-        """Make the file, or go on with it; `lost` are as in `run_file.Prefix`.
+        """Make the file, or go on with it; `lost` and `check_stop` are as in `run_file.Prefix`.
 
         Where it `has_own_blocks`, somebody else lets the blocks go round, of which it gets parts.
         """
-        prefix = None if self.past is None else Prefix(self.past.num_steps, self.source, lost)
+        prefix = None if self.past is None else Prefix(self.past.num_steps, self.source, lost, check_stop)
         self.drop()
         return open_writer(config, attributes, blocks, num_ranks, prefix, self.replaces, not has_own_blocks)
 
@@ -91,7 +98,9 @@ class ClaimedOutput:
         return StoredRun(self.source)
 
     def release(self) -> None:
-        """Let other runs have the unfinished file."""
+        """Let other runs have the unfinished file, which nobody checks any more."""
+        if self.check is not None:
+            self.check.end()
         if self.lock is not None:
             self.lock.release()
 
@@ -116,15 +125,15 @@ def claim_output(config: RolloutConfig) -> ClaimedOutput:
     remove_unfinished(part + ".new")
     replaces = identity(path)
     if not os.path.lexists(part):
-        stored = look_into(config, path) if replaces and not config.overwrite else None
+        stored, _ = look_into(config, path) if replaces and not config.overwrite else (None, None)
         past = None if stored is None else read_past(stored)
-        return ClaimedOutput(past, warning, replaces=replaces, source=path)
+        return ClaimedOutput(past, warning=warning, replaces=replaces, source=path)
     lock_of_part = lock(part)
     try:
         if config.overwrite and (dropped := why_dropped(config, part)):
-            return ClaimedOutput(None, warning, lock_of_part, replaces, part, dropped)
-        if stored := run_to_continue(config, part):
-            return ClaimedOutput(read_past(stored), warning, lock_of_part, replaces, part)
+            return ClaimedOutput(None, None, warning, lock_of_part, replaces, part, dropped)
+        if found := run_to_continue(config, part):
+            return ClaimedOutput(read_past(found[0]), found[1], warning, lock_of_part, replaces, part)
     except BaseException:
         lock_of_part.release()
         raise
@@ -132,18 +141,21 @@ def claim_output(config: RolloutConfig) -> ClaimedOutput:
     return claim_output(config)
 
 
-def run_to_continue(config: RolloutConfig, part: str) -> StoredRun | None:
+def run_to_continue(config: RolloutConfig, part: str) -> tuple[StoredRun, LaterCheck | None] | None:
     """Open an unfinished file; if it has committed no step, remove it and return None."""
-    stored = look_into(config, part)
-    if stored is None or stored.num_steps == 0:
-        os.unlink(part)
-        return None
-    if why := why_not_brought_back(stored.reproducibility):
+    stored, check = look_into(config, part)
+    why = why_not_brought_back(stored.reproducibility) if stored is not None and stored.num_steps else ""
+    if stored is not None and stored.num_steps and not why:
+        return stored, check
+    if check is not None:
+        check.end()
+    if why:
         raise UsageError(
             f"--out {config.out}: {part} cannot be continued: {why}; keep what there is with "
             f"`python -m mpi_rollout recover {quote(part)}`, or move it away"
         )
-    return stored
+    os.unlink(part)
+    return None
 
 
 def check_place(config: RolloutConfig, is_set: bool = False) -> str:
@@ -247,21 +259,27 @@ def remove_unfinished(path: str) -> None:
         lock_of_old.release()
 
 
-def look_into(config: RolloutConfig, part: str) -> StoredRun | None:
-    """Check all of a file, and open it; None if it has no trajectories.
+def look_into(config: RolloutConfig, part: str) -> tuple[StoredRun | None, LaterCheck | None]:
+    """Check a file, but not its columns, and open it; None if it has no trajectories.
 
+    The columns are compared with their checksums where they are copied; otherwise by the check that is returned.
     DataError if the file is damaged, UsageError if it is another run's.
     """
+    check = None
     try:
-        in_sandbox("mpi_rollout.storage.verification:verify", part)
-    except DataError as error:
-        raise DataError(
-            f"{error}; {part} cannot be continued and was left as it is: `python -m mpi_rollout recover {quote(part)}` "
-            "makes a file of what is whole, or move it away to begin anew"
-        ) from error
-    stored = StoredRun(part)
-    check_same_run(config, identity_of(stored.attributes), part)
-    return stored if config.trajectories else None
+        if part.endswith(".part") and not is_marked(part):
+            _, check = begin_in_sandbox("mpi_rollout.storage.verification:verify_later", part)
+        else:
+            in_sandbox("mpi_rollout.storage.checked_file:end", part)
+        stored = StoredRun(part)
+        check_same_run(config, identity_of(stored.attributes), part)
+    except BaseException as error:
+        if check is not None:
+            check.end()
+        if isinstance(error, DataError):
+            raise not_continued(error, part) from error
+        raise
+    return (stored if config.trajectories else None), check
 
 
 def read_past(stored: StoredRun) -> Past:

@@ -3,7 +3,7 @@
 import glob
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
@@ -13,6 +13,7 @@ from mpi_rollout.core.teams import Team
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
 from mpi_rollout.storage.checked_file import identity_of
+from mpi_rollout.storage.later_check import LaterChecks
 from mpi_rollout.storage.manifest import begin_manifest, read_manifest, run_of
 from mpi_rollout.storage.output import ClaimedOutput, check_kind, check_place, claim_output, read_past
 from mpi_rollout.storage.ownership import Lock, identity, lock, make_folder
@@ -145,6 +146,13 @@ class ClaimedShards:
         ]
 
     @property
+    def check(self) -> LaterChecks:
+        """The checks of all shards of earlier starts, which go on meanwhile."""
+        return LaterChecks(
+            [output.check for output in self._outputs if output is not None and output.check is not None]
+        )
+
+    @property
     def old_nbytes(self) -> int:
         return sum(output.old_nbytes for output in self._outputs if output is not None)
 
@@ -161,6 +169,7 @@ class ClaimedShards:
         blocks: list[Block],
         num_ranks: int,
         lost: Mapping[int, int],
+        check_stop: Callable[[], None],
     ) -> Writer | ShardWriters:
         """Make the shards, or go on with them; `lost` are the team's envs that did not come back."""
         first_env, num_steps = self._team.envs.start, min(self._num_steps)
@@ -179,7 +188,7 @@ class ClaimedShards:
             its = {**attributes, "config": own.to_json(), "num_envs": own.num_envs, "run": self._run}
             writer = None
             if output is not None:
-                writer = output.open_writer(own, its, blocks, num_ranks, own_lost, has_own_blocks=not alone)
+                writer = output.open_writer(own, its, blocks, num_ranks, own_lost, check_stop, has_own_blocks=not alone)
             shards.append(Shard(places, own.path, writer, own_steps))
         if alone and shards[0].writer is not None:
             return shards[0].writer

@@ -70,6 +70,12 @@ class Unmarked(io.FileIO):
         return num_read
 
 
+def is_marked(path: str) -> bool:
+    """Tell whether a file was not closed by its writer, who was killed or is at work."""
+    with open(path, "rb", buffering=0) as file:
+        return file.read(SUPERBLOCK_NBYTES)[MARK : MARK + 1] not in (b"", b"\0")
+
+
 def mended(read: memoryview, fd: int) -> bytes:
     """Return the block of metadata that some bytes begin with as it was before its last write, if that was torn.
 

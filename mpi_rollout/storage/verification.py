@@ -1,5 +1,6 @@
 """Whether a file is what it says: every chunk of it is read, every statement that follows from others is checked."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from itertools import islice
@@ -16,10 +17,12 @@ from mpi_rollout.storage.set_check import check_set, merged_wrong_values
 from mpi_rollout.storage.shards import open_shard
 from mpi_rollout.storage.stored_file import Place
 from mpi_rollout.storage.stored_run import StoredRun
+from mpi_rollout.storage.tail import not_continued
 from mpi_rollout.storage.untrusted import Tell, attributes_of, steadily, text
 from mpi_rollout.storage.values import ValueCheck, ValueChecks
 
 NUM_NAMED = 3  # Damaged chunks, or shards, that a message names.
+NICENESS = 10  # Of what is checked while somebody else works: a tenth of a core that both use.
 
 
 def verify(tell: Tell, path: str) -> dict[str, object]:
@@ -79,10 +82,41 @@ def _verify(tell: Tell, path: str) -> dict[str, object]:
         }
 
 
-def check_chunks(path: str) -> None:
-    """Check what a commit cannot have spoiled by itself: attributes, lengths, tables, every chunk's checksum."""
+def verify_later(tell: Tell, path: str) -> Iterator[int]:
+    """Look at a file that nobody writes, and at its end; yield its number of steps, then check all of it.
+
+    After the first yield HDF5 reads nothing any more: somebody may append to the file, which moves no full chunk.
+    """
+    is_later = False
+    try:
+        with checked(path, tell) as file:
+            _check_last_rows(file)
+            yield file.num_steps
+            is_later = True
+            os.nice(NICENESS)
+            _check_chunks(file, {})
+            if file.has_trajectories:
+                _check_episodes(file)
+    except DataError as error:
+        if is_later:
+            raise not_continued(error, path, "") from error
+        raise
+
+
+def _check_last_rows(file: CheckedFile) -> None:
+    """Compare the checksums of the chunks with the last rows: others are appended to them."""
+    for name, num_rows in file.counting_rows().items():
+        chunks = file.stored.chunks(name)
+        for number in chunks.numbers(slice(max(num_rows - 1, 0), num_rows)):
+            chunks.compare(number, num_rows)
+
+
+def check_index(path: str) -> None:
+    """Check what can be said of a whole file without reading its columns: also that HDF5 finds what is listed."""
     with checked(path, lambda doing: None) as file:
-        _check_chunks(file, {})
+        for name in file.counting_rows():
+            if problem := file.stored.chunks(name).disagreement():
+                raise ContentError(problem)
 
 
 def _check_chunks(file: CheckedFile, checks: Mapping[str, ValueCheck]) -> None:

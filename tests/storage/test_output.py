@@ -124,9 +124,10 @@ def test_a_part_without_a_committed_step_is_begun_anew(tmp_path: Path, monkeypat
     part = tmp_path / "run.h5.part"
     part.touch()
     stored = SimpleNamespace(num_steps=num_steps, reproducibility=Reproducibility.EPISODE)
-    monkeypatch.setattr(output, "look_into", lambda config, path: None if num_steps is None else stored)
+    monkeypatch.setattr(output, "look_into", lambda config, path: (None if num_steps is None else stored, None))
     config = RolloutConfig(env="CartPole-v1", out=str(tmp_path / "run.h5"))
-    assert output.run_to_continue(config, str(part)) is (stored if is_kept else None) and part.exists() == is_kept
+    found = output.run_to_continue(config, str(part))
+    assert found == ((stored, None) if is_kept else None) and part.exists() == is_kept
     if is_kept:
         stored.reproducibility = Reproducibility.SLICE
         with pytest.raises(UsageError, match=r"cannot be continued: .* cannot be brought back; keep what there is"):
