@@ -152,9 +152,8 @@ class RunOptions(SharedOptions):
     )
     num_envs: int = to_run(64, least=1)("number of envs over all ranks")
     first_env: int = to_run(0, least=0, metavar="A")(
-        "collect envs A to A + --num-envs - 1 of a larger run: the same data as there, for array jobs; the env factory "
-        "gets these indices as env_index, and messages have them; a list of --env-kwargs has this run's envs alone; "
-        "the file counts this run's envs from 0"
+        "collect envs A to A + --num-envs - 1 of a larger run, with the same data, for array jobs; env factories get "
+        "these indices, and messages have them; a list of --env-kwargs, and the file, have this run's envs alone"
     )
     num_steps: int = to_run(1000, least=1)("number of steps of each env; with --num-episodes, at most so many")
     num_episodes: int | None = to_run(None, least=1, metavar="M")(
@@ -190,9 +189,8 @@ class RunOptions(SharedOptions):
         "command with more --num-steps extends it"
     )
     storage: str = to_store("single", choices=("single", "sharded", "auto"))(
-        "single writes one file, by rank 0; sharded writes a file for each node, by a rank of it, and --out is one "
-        "data set over all of them; auto is sharded where the ranks are on two nodes or more; the data do not depend "
-        "on it"
+        "single is one file, written by rank 0; sharded is a file for each node, written there, and --out is one data "
+        "set over them; auto is sharded from two nodes on; the data do not depend on it"
     )
     shards_per_node: int = to_store(1, least=1, metavar="N")("with --storage sharded, number of files of each node")
     overwrite: bool = to_store(False)(
@@ -236,8 +234,7 @@ class RunOptions(SharedOptions):
         "share a file system"
     )
     send_imports: str = on_failure(AUTO, choices=(AUTO, "yes", "no"))(
-        "rank 0 reads the program's modules from the file system and sends them to the other ranks: auto does so for "
-        "16 ranks and more"
+        "rank 0 reads the program's modules and sends them to the other ranks: auto does so from 16 ranks on"
     )
     expect_ranks: int | None = on_failure(None, least=1, metavar="N")("refuse to run on another number of ranks")
     progress: str = to_store(AUTO, choices=(AUTO, "bar", "lines", NONE))(

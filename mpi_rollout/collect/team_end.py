@@ -101,8 +101,9 @@ def _complete(team: RankTeam, outcomes: list[Outcome], status: Status) -> int:
         complete_manifest(team.whole.path, ending, np.array(team.leaders.intervals, INTERVAL), team.shard_set.replaces)
     except (RolloutError, OSError, RuntimeError) as error:  # HDF5 reports a full disk as RuntimeError.
         code = error.exit_code if isinstance(error, RolloutError) else StorageError.exit_code
-        words = str(error)
-        if not isinstance(error, RolloutError):
+        if isinstance(error, RolloutError):
+            words = error.shown(as_flag)
+        else:
             way_out = "then the same command continues"
             words = f"cannot write {team.whole.path}: {system_words(error)}; make room or move what is there, {way_out}"
         return _tell_failed(team, outcomes, [Outcome(code, outcomes[0].num_safe, None, words)], status)

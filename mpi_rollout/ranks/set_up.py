@@ -62,7 +62,7 @@ class Plan:
     keeps_extras: bool = False  # What this policy gives besides actions is sent to the root.
     is_read: bool = True  # The policy, a trainer or a file reads what the envs give.
     keeps_infos: bool = False  # A run stores the infos; "all" are those that are numbers in the first env's first ones.
-    ranks: tuple[int, ...] = ()  # The numbers of these ranks in the job, if they are not all of its ranks.
+    ranks: tuple[int, ...] = ()  # Their numbers in the job, if they are not all of its ranks.
 
 
 @dataclass(frozen=True)
@@ -270,8 +270,8 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
         return NativeSlice(exchange, envs, random, plan.make.first_env, plan.on_fault)
 
     own = (exchange for exchange in exchanges.all if exchange.envs)
-    rank = plan.ranks[comm.rank] if plan.ranks else comm.rank
-    worker = Worker(exchanges, list(map(slice_of, own, rank_envs.envs)), rank_envs.model, rank)
+    slices, rank = list(map(slice_of, own, rank_envs.envs)), (plan.ranks or range(comm.size))[comm.rank]
+    worker = Worker(exchanges, slices, rank_envs.model, rank)
     worker.watch(plan.on_fault.timeout_s)
     return worker, facts
 

@@ -15,7 +15,14 @@ from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
 from mpi_rollout.storage.checked_file import identity_of
 from mpi_rollout.storage.later_check import LaterChecks
 from mpi_rollout.storage.manifest import begin_manifest, read_manifest, run_of
-from mpi_rollout.storage.output import ClaimedOutput, check_kind, check_place, claim_output, read_past
+from mpi_rollout.storage.output import (
+    ClaimedOutput,
+    check_kind,
+    check_place,
+    claim_output,
+    read_past,
+    remove_unfinished,
+)
 from mpi_rollout.storage.ownership import Lock, identity, lock, make_folder
 from mpi_rollout.storage.same_run import check_same_run
 from mpi_rollout.storage.shard_files import shard_path, shards_folder
@@ -87,8 +94,10 @@ def claim_set(config: RolloutConfig) -> ClaimedSet:
             )
         run, ranges = manifest.run, manifest.ranges
     make_folder(shards_folder(path))
+    remove_unfinished(f"{part}.new")  # Of an earlier start's manifest.
     if not os.path.lexists(part):
-        if not ranges and glob.glob(f"{glob.escape(shards_folder(path))}/*"):
+        folder = glob.escape(shards_folder(path))
+        if not ranges and (glob.glob(f"{folder}/*.h5") or glob.glob(f"{folder}/*.h5.part")):
             raise UsageError(
                 f"--out {config.out}: {shards_folder(path)} has shards of a set whose {path} or {part} is gone; put "
                 "that back, move the folder away, or use another --out"
@@ -120,7 +129,6 @@ class ClaimedShards:
         self._outputs: list[ClaimedOutput | None] = []  # None where the shard is complete.
         self._configs = [shard_config(config, envs) for envs in team.shards]
         self.warning = self.dropped = ""
-        self.replaces: tuple[int, int] | None = None
         try:
             for own in self._configs:
                 self._outputs.append(_claim(own, run))
@@ -189,7 +197,7 @@ class ClaimedShards:
             writer = None
             if output is not None:
                 writer = output.open_writer(own, its, blocks, num_ranks, own_lost, check_stop, has_own_blocks=not alone)
-            shards.append(Shard(places, own.path, writer, own_steps))
+            shards.append(Shard(places, writer, own_steps))
         if alone and shards[0].writer is not None:
             return shards[0].writer
         return ShardWriters(config.path + ".part", shards, blocks, num_steps)

@@ -28,7 +28,6 @@ class Shard:
     """
 
     envs: range
-    path: str
     writer: Writer | None
     num_steps: int
 
@@ -36,7 +35,7 @@ class Shard:
 class ShardWriters:
     """The writers of a team's shards, with the methods of a `writer.Writer`.
 
-    `parts` gives for each shard its parts of all blocks; `num_steps` is from where on the team collects.
+    `part` is the unfinished manifest; `num_steps` is from where on the team collects.
     """
 
     def __init__(self, part: str, shards: Sequence[Shard], blocks: Sequence[Block], num_steps: int):

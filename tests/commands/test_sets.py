@@ -57,6 +57,7 @@ def test_it_is_inspected_and_verified_with_its_shards(job: Job, pair: tuple[Path
 
 
 def test_it_is_exported_and_filmed(job: Job, pair: tuple[Path, Path]):
+    pytest.importorskip("PIL")
     starts = [["export", "d4rl", path, f"{path.stem}.hdf5"] for path in pair]
     starts += [["render", path, *TRUST, "--episode", "longest", "--json", "--out", f"{path.stem}.gif"] for path in pair]
     results = job.series([Start(start) for start in starts])
@@ -80,7 +81,7 @@ def test_a_shard_that_is_missing_is_one_line(job: Job, pair: tuple[Path, Path]):
     shard = shards_of(pair[0])[1]
     shard.rename(shard.with_suffix(".away"))
     try:
-        commands = (["inspect"], ["verify"], ["recover"], ["export", "d4rl"], ["render"])
+        commands = (["inspect"], ["verify"], ["recover"], ["export", "d4rl"])
         results = job.series(
             [Start([*command, pair[0], *["out.h5"] * (command[0] in ("recover", "export"))]) for command in commands]
         )

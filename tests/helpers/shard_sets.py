@@ -1,5 +1,6 @@
 """Sets of shards with data that are known beforehand, and the single file of the same run."""
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,11 +54,17 @@ def write(feed: Feed, path: Path, num_steps: int, kind: str) -> None:
 
 
 def written_set(
-    folder: Path, kind: str, space: spaces.Space = SMALL, ranges: Sequence[range] = RANGES, ahead: int = 4, **of_feed
+    folder: Path,
+    kind: str,
+    space: spaces.Space = SMALL,
+    ranges: Sequence[range] = RANGES,
+    ahead: int = 4,
+    name: str = "big.h5",
+    **of_feed,
 ) -> tuple[Path, Path]:
     """A set, and the single file of the same run; in one that is not complete, the last shard is `ahead`."""
     whole = Feed(space, ranges[-1].stop, **of_feed)
-    single, out = folder / "single.h5", folder / "set" / "big.h5"
+    single, out = folder / "single.h5", folder / "set" / name
     out.parent.mkdir()
     write(whole, single, NUM_STEPS, kind)
     part = "" if kind == "complete" else ".part"
@@ -94,7 +101,7 @@ def as_set(out: Path, single: Path, shards: Sequence[Path]) -> Path:
     for path, envs in zip(shards, ranges, strict=True):
         mark(Path(shutil.copy(path, shard_path(str(out), envs))))
     ranks = [
-        {"rank": rank, "host": "here", "num_envs": 1, "seconds": dict.fromkeys(PHASES, 0.0)}
+        {"rank": rank, "host": os.uname().nodename, "num_envs": 1, "seconds": dict.fromkeys(PHASES, 0.0)}
         for rank in range(int(attributes["num_ranks"]))
     ]
     complete_manifest(str(out), Ending("2000-01-01T00:00:01", 1, 1.0, ranks, [], True), intervals_of(single))

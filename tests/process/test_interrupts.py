@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from jobs import Job, processes_in
+from jobs import Job, are_gone
 
 from mpi_rollout.process.interrupts import unheeded
 
@@ -45,7 +45,7 @@ def test_a_trainer_stops_in_good_order_by_a_handler_that_raises(job: Job, num_ra
     os.kill(running.pid, signal.SIGUSR1)
     result = running.finish()
     assert result.code == 75 and result.num_tracebacks == 0
-    assert result.out == f"{[1.0] * 6}\n" and processes_in(job.folder) == []
+    assert result.out == f"{[1.0] * 6}\n" and are_gone(job.folder)
 
 
 @pytest.mark.mpi(3)

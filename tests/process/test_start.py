@@ -9,7 +9,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
-from jobs import CLONE, HELPERS, Job, Running, launcher, processes_in, run_job
+from jobs import CLONE, HELPERS, Job, Running, are_gone, launcher, run_job
 from stopped_runs import is_code
 
 from mpi_rollout.errors import Interrupted, LaunchError
@@ -65,7 +65,7 @@ def test_a_signal_to_one_rank_ends_all(job: Job, num_ranks: int, place: str):
     os.kill(run.pid_of(rank), signal.SIGTERM)
     result = run.finish(20)
     assert is_code(result, 75) and words_of("SIGTERM") in result.err
-    assert result.messages[0].startswith(f"rank {rank} (") == bool(rank) and processes_in(job.folder) == []
+    assert result.messages[0].startswith(f"rank {rank} (") == bool(rank) and are_gone(job.folder)
 
 
 @pytest.mark.mpi(2)

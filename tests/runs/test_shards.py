@@ -237,3 +237,15 @@ def test_a_manifest_that_gets_no_name_is_one_line_and_the_same_command_continues
     assert read_status(str(job.folder / "run.h5"))["exit_code"] == 74
     os.unlink(job.folder / "run.h5")
     assert job(num_ranks, *LONG, "--num-steps", "400", *SHARDED).code == 0
+
+
+def test_what_a_start_that_was_killed_has_left_of_a_manifest_is_in_nobodys_way(job: Job):
+    run = job.collect(None, *SMALL)
+    os.rename(run, f"{run}.part")
+    Path(f"{run}.part.new").touch()
+    assert job.collect(None, *SMALL) == run
+    for path in (run, *(job.folder / "run.h5.shards").iterdir()):
+        os.unlink(path)
+    (job.folder / "run.h5.shards" / f"envs-0-5.h5.probe-{HOST}-1").touch()
+    Path(f"{run}.part.new").touch()
+    assert job.collect(None, *SMALL) == run

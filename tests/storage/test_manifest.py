@@ -1,15 +1,22 @@
 """The manifest of a set: what is written when it is begun and complete, and what is found wrong with it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
+import numpy as np
 import pytest
 from gymnasium import spaces
-from shard_sets import RANGES, RUN, written_set
-from written_data import IMAGES, SMALL
+from shard_sets import RANGES, RUN, attributes_of, intervals_of, written_set
+from written_data import IMAGES, NUM_STEPS, SMALL, ending, quiet
 
-from mpi_rollout.storage.manifest import is_set, read_manifest
-from mpi_rollout.storage.schema import leaf_datasets
+import mpi_rollout
+from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.storage.manifest import begin_manifest, is_set, read_manifest
+from mpi_rollout.storage.ownership import is_locked
+from mpi_rollout.storage.schema import INTERVAL, leaf_datasets
+from mpi_rollout.storage.set_end import complete_manifest
+from mpi_rollout.storage.verification import verify
 
 
 @pytest.mark.parametrize(("space", "compression"), [(SMALL, "none"), (SMALL, "gzip"), (IMAGES, "none")])
@@ -40,3 +47,51 @@ def test_a_manifest_says_which_envs_are_where(tmp_path: Path, kind: str):
     assert (manifest.run, list(manifest.ranges)) == (RUN, list(RANGES))
     assert manifest.is_complete == (kind == "complete") == bool(manifest.ends)
     assert is_set(str(path)) and not is_set(str(single))
+
+
+def test_a_percent_sign_in_the_name_of_a_set_means_itself(tmp_path: Path):
+    path, single = written_set(tmp_path, "complete", name="50%b of it.h5")
+    assert verify(quiet, str(path))["shards"] == len(RANGES)
+    with h5py.File(path) as file, h5py.File(single) as whole:
+        for column, expected in leaf_datasets(whole["trajectories"]).items():
+            assert file["trajectories"][column][...].tobytes() == expected[...].tobytes()
+
+
+@pytest.mark.parametrize("step", ["check_set", "os", "give_name"])
+def test_a_set_that_was_killed_at_its_end_is_ended_again(tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch):
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:  # Of all of `os`, that module has `replace` alone.
+        patch.setattr(f"mpi_rollout.storage.set_end.{step}", SimpleNamespace(replace=kill) if step == "os" else kill)
+        with pytest.raises(Killed):
+            written_set(tmp_path, "complete")
+    path = tmp_path / "set" / "big.h5"
+    with mpi_rollout.open(f"{path}.part") as data, mpi_rollout.open(tmp_path / "single.h5") as expected:
+        assert np.array_equal(data.rewards[...], expected.rewards[...])
+        assert data.episodes.tobytes() == expected.episodes.tobytes()
+    complete_manifest(str(path), ending(NUM_STEPS), intervals_of(tmp_path / "single.h5"))
+    assert verify(quiet, str(path))["complete"] and sorted(each.name for each in path.parent.iterdir()) == [
+        "big.h5",
+        "big.h5.shards",
+    ]
+
+
+def test_a_set_with_a_shard_that_is_not_complete_does_not_end(tmp_path: Path):
+    path, _ = written_set(tmp_path, "ended")
+    with pytest.raises(DataError, match=r"envs-0-2\.h5\.part is not complete"):
+        complete_manifest(str(path).removesuffix(".part"), ending(NUM_STEPS), np.zeros(0, INTERVAL))
+
+
+def test_nobody_begins_where_another_run_writes(tmp_path: Path):
+    path, single = written_set(tmp_path, "running")
+    with pytest.raises(UsageError, match="another run is writing it"):
+        begin_manifest(str(path).removesuffix(".part"), attributes_of(single), RUN, RANGES)
+    before = attributes_of(path)
+    lock = begin_manifest(str(path).removesuffix(".part"), attributes_of(single), RUN, RANGES, is_continued=True)
+    assert is_locked(str(path)) and attributes_of(path) == before
+    lock.release()
+    assert not is_locked(str(path))

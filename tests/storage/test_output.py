@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from jobs import WHOLE, Result, assert_same_bytes, datasets, processes_in
+from jobs import WHOLE, Result, are_gone, assert_same_bytes, datasets
 from stopped_runs import ENVS, OUT, PACED, assert_begins, kwargs, outputs
 from written_data import written
 
@@ -62,7 +62,7 @@ def test_a_limit_on_the_size_of_files_ends_the_job_in_the_same_way(job, whole, n
     arguments = ("--env-factory", "failing_envs:limited", *kwargs(nbytes=20_000_000), "--num-steps", "1000000", *ENVS)
     result = job(num_ranks, *arguments, *OUT)
     assert_full(result, job.folder / "run.h5.part", whole)
-    assert processes_in(job.folder) == []
+    assert are_gone(job.folder)
 
 
 def test_a_disk_that_is_full_at_the_start_is_told_too(job):

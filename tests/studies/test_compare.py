@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
-from jobs import Job, assert_same_bytes, processes_in
+from jobs import Job, are_gone, assert_same_bytes
 
 from mpi_rollout.cli import main
 from mpi_rollout.errors import UsageError
@@ -166,7 +166,7 @@ def test_the_command_measures_all_that_apply_and_prints_their_samples(job: Job):
     taken = sorted((sample["system"], sample["repeat"]) for sample in found["samples"])
     assert taken == [("bare", 0), ("bare-all", 0), ("mpi", 0)]
     assert all(sample["turn"]["env_steps"] > 0 and sample["turn"]["seconds"] > 0 for sample in found["samples"])
-    assert not processes_in(job.folder) and not list(job.folder.iterdir())
+    assert are_gone(job.folder) and not list(job.folder.iterdir())
 
 
 @pytest.mark.mpi(2)
@@ -175,4 +175,4 @@ def test_a_system_that_fails_is_told_and_the_others_are_measured(job: Job):
     result = job(None, "compare", "--env", "registered_envs:FailingOnRank1-v0", *arguments)
     assert result.code == 70 and result.messages[-1] == "mpi failed; the others were measured"
     assert "the simulator has diverged" in " ".join(result.messages) and "bare loop, 1 core" in result.out
-    assert not processes_in(job.folder)
+    assert are_gone(job.folder)

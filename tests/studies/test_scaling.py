@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from jobs import Job, Running, processes_in
+from jobs import Job, Running, are_gone
 from studies import ALL, LAUNCHER, STUDY, start, started, stored, study
 
 from mpi_rollout.studies.statistics import median_interval
@@ -57,7 +57,7 @@ def test_a_job_that_hangs_is_ended_with_all_its_processes_and_kept_as_failed(job
     errors = {each.error for each in stored(job).samples if each.point.num_ranks == 2}
     assert errors == {"did not end within 6 s: rank 0: still going"}
     assert [each for each in stored(job).samples if each.point.num_ranks == 4 and each.error] == []
-    assert processes_in(job.folder) == []
+    assert are_gone(job.folder)
 
 
 def test_what_no_job_can_do_is_refused_before_the_first(job: Job):
@@ -75,7 +75,7 @@ def test_a_study_that_is_stopped_is_continued_by_the_same_command_with_the_same_
     num_done = [point.num_ranks for point in stored(job).study.order()].index(2)
     told = f"the study was stopped by SIGTERM; {num_done} of 6 jobs are done; the same command continues"
     assert result.messages[-1] == told and len(stored(job).samples) == num_done > 0
-    assert processes_in(job.folder) == [] and not (job.folder / "study.json.job").exists()
+    assert are_gone(job.folder) and not (job.folder / "study.json.job").exists()
     before = (job.folder / "study.json").read_bytes()
     result = study(job, LIBRARY="Another MPI v2")
     assert (result.code, (job.folder / "study.json").read_bytes()) == (64, before)
@@ -198,4 +198,4 @@ def test_a_study_that_is_stopped_while_real_ranks_hang_leaves_nothing_behind(job
     os.kill(running.pid, signal.SIGTERM)
     result = running.finish()
     assert result.code == 75 and "the study was stopped by SIGTERM" in result.messages[-1], result.err
-    assert processes_in(job.folder) == [] and not (job.folder / "study.json.job").exists()
+    assert are_gone(job.folder) and not (job.folder / "study.json.job").exists()

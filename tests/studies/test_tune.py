@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from jobs import HELPERS, Job, Result, processes_in
+from jobs import HELPERS, Job, Result, are_gone
 from made_up_studies import FACTS, ORIGIN
 
 from mpi_rollout.cli import main
@@ -189,7 +189,7 @@ def test_ways_that_fail_or_hang_are_told_once_and_the_others_are_tried(job: Job)
         in result.out
     )
     assert "failed: -n 1, repeat 0: did not end within 6 s" in result.out
-    assert {*rows(result)} == ({*FAST} | SLOW) - {"-n 1", "-n 2 --batch-size 1"} and processes_in(job.folder) == []
+    assert {*rows(result)} == ({*FAST} | SLOW) - {"-n 1", "-n 2 --batch-size 1"} and are_gone(job.folder)
 
 
 def test_an_env_that_fails_is_told_by_the_first_job(job: Job):
@@ -211,7 +211,7 @@ def test_what_was_found_before_it_is_stopped_is_told(job: Job):
     assert result.code == 75 and result.messages[-1].endswith(f"; {num_tried} of 10 jobs are done")
     num_with_more = sum("--num-envs" in start for start in starts)  # These have no row.
     assert len(rows(result)) == num_tried - num_with_more > 0 and list(job.folder.iterdir()) == [log]
-    assert processes_in(job.folder) == []
+    assert are_gone(job.folder)
 
 
 def test_a_dry_run_prints_the_jobs_and_starts_none(job: Job):
