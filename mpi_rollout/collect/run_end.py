@@ -13,8 +13,8 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.policy_kinds import kind_of_name
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.errors import (
-    DataError,
     Interrupted,
+    NotContinuedError,
     PolicyError,
     RankError,
     RolloutError,
@@ -50,7 +50,6 @@ class RunEnd:
 
     def complete(self, collector: Collector) -> int:
         """Close the file of a run that has taken all of its steps; print its summary; return the exit code."""
-        self._await_check()
         figures = self._close(collector, complete=True)
         self._tell_status("complete", 0, figures.file)
         self._print(json.dumps(figures.as_dict()) if self._config.json else "\n".join(fitted(figures.lines(), 4)))
@@ -58,7 +57,7 @@ class RunEnd:
 
     def _await_check(self) -> None:
         """Let the check of what earlier starts wrote come to its end: a file that gets its name is whole."""
-        check, is_said = self._state.past_check, False
+        check, is_said = self._state.past_check, self._state.rank != world.ROOT
         while check is not None and check.poll():
             self._monitor.check_stop()
             if not is_said:
@@ -82,6 +81,7 @@ class RunEnd:
     def _kept(self, error: RolloutError) -> str:
         """Keep what is whole after an error; return what is said of that.  The error has what failed then, too."""
         self._monitor.progress.close()
+        self._state.is_continuable &= not isinstance(error, NotContinuedError)
         kept = ""
         try:
             if self._state.writer is not None and not isinstance(error, StorageError):
@@ -105,7 +105,7 @@ class RunEnd:
             self._status.remove()  # A first start that came to nothing leaves nothing.
             return
         file = out if state == "complete" else part if has_part else None
-        is_resumable = has_part and self._is_resumable and code != DataError.exit_code
+        is_resumable = has_part and self._is_resumable
         num_safe = self._state.num_safe
         self._status.tell(state, exit_code=code, message=message, num_steps=num_safe, resumable=is_resumable, file=file)
 
@@ -131,6 +131,8 @@ class RunEnd:
         from mpi_rollout.storage.run_file import Ending
 
         self._monitor.progress.close()
+        if complete:
+            self._await_check()
         state, tally, ranks = self._state, collector.tally, self._lost_ranks.reports()
         figures = self._figures(collector, ranks, complete)
         totals = tally.env_steps, state.seconds, ranks, state.limit

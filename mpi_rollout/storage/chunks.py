@@ -52,10 +52,7 @@ class FileDatasets:
         for name, table in self.tables.items():
             table.go_on(tail.datasets[name])
         self._list.go_on(tail)
-        self.values.go_on(tail.wrong)
-        totals = self.file["throughput"].attrs  # As of a run that is under way.
-        totals.modify("env_steps", np.int64(0))
-        totals.modify("seconds", np.float64(0))
+        self.values = tail.values
 
     def append(self, name: str, array: np.ndarray, first_row: int, stop: int, is_last: bool = False) -> None:
         """Write rows of a column, see `ChunkWriter.append`."""

@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from threading import Thread
 from typing import Any
 
-from mpi_rollout.errors import RolloutError
+from mpi_rollout.errors import DataError, RolloutError
 from mpi_rollout.storage.sandbox import PATIENCE_S, Child, answer_of, heeding, started
+from mpi_rollout.storage.tail import not_continued
 
 LATER_PATIENCE_S = 600.0  # As `PATIENCE_S`, for a child that gets only the time which nobody else uses.
 
@@ -36,7 +37,7 @@ class LaterCheck:
         try:
             answer_of(self._child, LATER_PATIENCE_S, [])
         except RolloutError as error:
-            self._error = error
+            self._error = not_continued(error, self._child.path) if isinstance(error, DataError) else error
 
     def poll(self) -> bool:
         """Return whether the task is under way; raise its error."""

@@ -89,9 +89,10 @@ class ClaimedOutput:
         return open_writer(config, attributes, blocks, num_ranks, prefix, self.replaces, not has_own_blocks)
 
     @property
-    def old_nbytes(self) -> int:
-        """The size of the unfinished file of before, which goes when the new one is there; a complete one stays."""
-        return os.path.getsize(self.source) if self.past is not None and self.source.endswith(".part") else 0
+    def old_nbytes(self) -> tuple[int, int]:
+        """The size of the unfinished file of before, and as much of it as is copied; a complete one stays."""
+        nbytes = os.path.getsize(self.source) if self.past is not None and self.source.endswith(".part") else 0
+        return nbytes, nbytes if self.check is None else 0
 
     def open_past(self) -> StoredRun:
         """Open what there is of the run."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.core.layout import Block
-from mpi_rollout.errors import DataError, StorageError
+from mpi_rollout.errors import StorageError
 from mpi_rollout.process.console import take_free_descriptors
 from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunks import FileDatasets
@@ -23,7 +23,7 @@ from mpi_rollout.storage.episodes import EpisodeTable, make_table
 from mpi_rollout.storage.ownership import Lock, give_name, identity, make_locked, put_in_free_place, refusal
 from mpi_rollout.storage.recovery import copy_prefix, writing
 from mpi_rollout.storage.schema import INTERVALS_PER_CHUNK, LIMIT, Reports, Schema, is_recording, padded, rank_rows
-from mpi_rollout.storage.tail import not_continued, read_tail, why_copied
+from mpi_rollout.storage.tail import read_tail, why_copied
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import check_index
 
@@ -136,8 +136,6 @@ class RunFile:
                 return copy_prefix(source, self._datasets, prefix.lost)
         except StorageError as error:  # `checked` would blame the source for the error itself.
             raise (error.__cause__ or error) from None
-        except DataError as error:
-            raise not_continued(error, prefix.source) from error
 
     def _make(self, path: str) -> Lock:
         """Make the file of a run that nobody else writes."""

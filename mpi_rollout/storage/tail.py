@@ -7,17 +7,19 @@ kill at any write finds the file as a kill in the first start would.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from shlex import quote
 
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import DataError
+from mpi_rollout.errors import DataError, NotContinuedError
 from mpi_rollout.storage.checked_file import CheckedFile
 from mpi_rollout.storage.episodes import EpisodeTable, StoredResults, make_table, stored_results
 from mpi_rollout.storage.file_chunks import FileChunks
 from mpi_rollout.storage.schema import CHUNK, FORMAT_VERSION, LIST, Schema
 from mpi_rollout.storage.torn import is_marked
+from mpi_rollout.storage.values import ValueChecks
 
 MAY_DIFFER = {"hosts", "started"}  # Attributes of the root group that are of the start which made the file.
 
@@ -36,12 +38,12 @@ class ChunkTail:
 
 @dataclass(frozen=True)
 class Tail:
-    """What follows is appended behind this: `digest` is that of the last commit, `wrong` the counts of wrong values."""
+    """What follows is appended behind this; `digest` is that of the last commit."""
 
     num_steps: int
     datasets: Mapping[str, ChunkTail]
     digest: bytes
-    wrong: Mapping[str, Mapping[str, object]]
+    values: ValueChecks
     episodes: EpisodeTable
 
 
@@ -77,9 +79,17 @@ def read_tail(source: CheckedFile) -> Tail:
         num_rows = len(table)
         tails[name] = ChunkTail(num_rows, table[num_rows - num_rows % table.chunks[0] :], np.zeros(0, CHUNK))
     table = running_table(source.config, source.root, source.stored, source.committed_episodes(), source.num_steps)
-    wrong = {name: dict(dataset.attrs) for name, dataset in source.trajectories().items()}
-    digest = source.file["commits"][-1]["digest"].tobytes()
-    return Tail(source.num_steps, tails, digest, wrong, table)
+    values, columns = ValueChecks(source.root), source.trajectories()
+    values.go_on({name: dict(columns[name].attrs) for name in values.of}, partial(has_true, source))
+    return Tail(source.num_steps, tails, source.file["commits"][-1]["digest"].tobytes(), values, table)
+
+
+def has_true(source: CheckedFile, mask: str) -> bool:
+    """Tell whether a mask has a true value; what is read ends at the first one."""
+    columns = [f"trajectories/{name}" for name in (mask, f"final_{mask}") if source.has(name)]
+    chunks = [(source.stored.chunks(name), source.counting_rows()[name]) for name in columns]
+    starts = ((column, row, num_rows) for column, num_rows in chunks for row in range(0, num_rows, column.rows))
+    return any(column.read(row, min(row + column.rows, num_rows)).any() for column, row, num_rows in starts)
 
 
 def running_table(
@@ -104,10 +114,11 @@ def running_table(
     return table
 
 
-def not_continued(error: DataError, path: str, state: str = " and was left as it is") -> DataError:
+def not_continued(error: DataError, path: str) -> NotContinuedError:
     """Return the error for a file in which data of an earlier start are damaged."""
+    if isinstance(error, NotContinuedError):
+        return error
     recover = f"`python -m mpi_rollout recover {quote(path)}`"
-    return DataError(
-        f"{error}; {path} cannot be continued{state}: {recover} makes a file of what is whole, or move it away to "
-        "begin anew"
+    return NotContinuedError(
+        f"{error}; {path} cannot be continued: {recover} makes a file of what is whole, or move it away to begin anew"
     )

@@ -17,7 +17,6 @@ from mpi_rollout.storage.set_check import check_set, merged_wrong_values
 from mpi_rollout.storage.shards import open_shard
 from mpi_rollout.storage.stored_file import Place
 from mpi_rollout.storage.stored_run import StoredRun
-from mpi_rollout.storage.tail import not_continued
 from mpi_rollout.storage.untrusted import Tell, attributes_of, steadily, text
 from mpi_rollout.storage.values import ValueCheck, ValueChecks
 
@@ -87,28 +86,16 @@ def verify_later(tell: Tell, path: str) -> Iterator[int]:
 
     After the first yield HDF5 reads nothing any more: somebody may append to the file, which moves no full chunk.
     """
-    is_later = False
-    try:
-        with checked(path, tell) as file:
-            _check_last_rows(file)
-            yield file.num_steps
-            is_later = True
-            os.nice(NICENESS)
-            _check_chunks(file, {})
-            if file.has_trajectories:
-                _check_episodes(file)
-    except DataError as error:
-        if is_later:
-            raise not_continued(error, path, "") from error
-        raise
-
-
-def _check_last_rows(file: CheckedFile) -> None:
-    """Compare the checksums of the chunks with the last rows: others are appended to them."""
-    for name, num_rows in file.counting_rows().items():
-        chunks = file.stored.chunks(name)
-        for number in chunks.numbers(slice(max(num_rows - 1, 0), num_rows)):
-            chunks.compare(number, num_rows)
+    with checked(path, tell) as file:
+        for name, num_rows in file.counting_rows().items():  # Others are appended to the chunks with the last rows.
+            chunks = file.stored.chunks(name)
+            for number in chunks.numbers(slice(max(num_rows - 1, 0), num_rows)):
+                chunks.compare(number, num_rows)
+        yield file.num_steps
+        os.nice(NICENESS)
+        _check_chunks(file, {})
+        if file.has_trajectories:
+            _check_episodes(file)
 
 
 def check_index(path: str) -> None:

@@ -212,6 +212,17 @@ def test_a_run_that_was_stopped_goes_on_in_the_same_file(job: Job, whole: Refere
 # --- Asked to stop
 
 
+def test_a_start_that_goes_on_in_a_file_stops_at_once_and_another_one_goes_on(job: Job, whole: References):
+    arguments = run_of("--env-factory", "stopping_envs:Slow", num_envs=2, num_steps=30, policy="counting")
+    stop(job, arguments, "raise:9", 2)
+    part = job.folder / "run.h5.part"
+    run = job.start(2, *arguments, *OUT)
+    run.wait_until(lambda: is_marked(str(part)))
+    os.kill(next(pid for pid in processes_in(job.folder) if rank_of(pid) == 0), signal.SIGTERM)
+    assert run.finish().code == 75 and 8 <= committed(part) < 30
+    assert_same_bytes(finish(job, arguments), whole(arguments))
+
+
 @pytest.mark.mpi(2)
 def test_a_signal_stops_the_run_with_all_steps_and_it_is_continued(job: Job, whole: References, num_ranks):
     arguments = RUNS["Image"]

@@ -227,7 +227,7 @@ def test_an_output_that_another_run_writes_is_refused(tmp_path: Path):
 def test_a_damaged_file_is_not_continued(tmp_path: Path):
     config = config_of(tmp_path)
     os.truncate(f"{config.out}.part", 50_000)
-    with pytest.raises(DataError, match=r"cannot be continued and was left as it is: `python -m mpi_rollout recover "):
+    with pytest.raises(DataError, match=r"cannot be continued: `python -m mpi_rollout recover "):
         output.claim_output(config)
 
 

@@ -2,17 +2,19 @@
 
 import os
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import h5py
 import pytest
 from jobs import assert_same_bytes, datasets
-from written_data import IMAGES, LARGE_ROWS, SMALL, Feed, damage, ending, flip, quiet
+from written_data import IMAGES, LARGE_ROWS, SMALL, Feed, damage, ending, flip, quiet, written
 
-from mpi_rollout.errors import DataError
+from mpi_rollout.errors import DataError, Interrupted
 from mpi_rollout.storage import run_file
 from mpi_rollout.storage.later_check import LaterCheck, begin_in_sandbox
+from mpi_rollout.storage.run_file import Prefix
 from mpi_rollout.storage.torn import MARK, is_marked
 from mpi_rollout.storage.verification import verify
 
@@ -45,7 +47,7 @@ def test_a_run_of_several_starts_has_the_data_of_one(tmp_path: Path, space, comp
         files.append(start(feed, tmp_path / "run.h5", num_past, num_steps, num_steps == NUM_STEPS))
         assert verify(quiet, files[-1])["num_steps"] == num_steps
     whole = start(feed, tmp_path / "whole.h5", 0, NUM_STEPS, complete=True)
-    assert_same_bytes(datasets(files[-1]), datasets(whole))
+    assert_same_bytes(datasets(Path(files[-1])), datasets(Path(whole)))
     with h5py.File(files[-1]) as file:
         assert len(file["throughput/ranks"]) == len(files)
 
@@ -80,6 +82,19 @@ def test_a_file_that_was_not_closed_is_copied(tmp_path: Path):
     os.link(f"{part}.moved", part)
     Feed().writer(tmp_path / "run.h5", 8, num_past=21).discard()
     assert not os.path.exists(part)
+
+
+def test_a_copy_ends_at_once_where_the_run_is_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    part = written(tmp_path, "running")
+
+    def stop() -> None:
+        raise Interrupted("stopped by SIGTERM")
+
+    content = part.read_bytes()
+    monkeypatch.setattr("written_data.Prefix", partial(Prefix, check_stop=stop))
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        Feed().writer(part.with_suffix(""), 8, num_past=19)
+    assert part.read_bytes() == content and os.listdir(tmp_path) == [part.name]
 
 
 def awaited(check: LaterCheck) -> None:
