@@ -90,7 +90,7 @@ class Monitor:
         self._looked_at, self._seen_env_steps = 0.0, 0
         self._since_line = np.zeros(2)  # Env steps and seconds since the last line.
         self._spent = Spent(config.in_lockstep)
-        self._status_at = 0.0  # When the status is to be written again.
+        self._told, self._status_at = 0, 0.0  # What the status says, and when it is to be written again.
         self._began_at = self._tell_at = self._checked_at = self._worst_pause_s = 0.0
 
     def check_stop(self) -> None:
@@ -127,9 +127,9 @@ class Monitor:
                 collector.num_steps, num_committed, env_steps, self._rate, self._state.file.worst_commit_s
             )
             num_committed = int(self._leaders.states[:, 1].min())
-        if now_s >= self._status_at:
+        if now_s >= self._status_at or (num_committed and not self._told):
             self._status.tell("running", num_steps=num_committed)
-            self._status_at = now_s + STATUS_EVERY_S
+            self._told, self._status_at = num_committed, now_s + STATUS_EVERY_S
         if not self._looked_at:
             if not self._began_at:
                 self._began_at, self._tell_at = now_s, now_s + self.progress.every_s
