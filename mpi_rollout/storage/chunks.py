@@ -78,6 +78,7 @@ class FileDatasets:
                 column.seal()
             for table in self.tables.values():
                 table.seal()
+        self.file.flush()  # What is listed as of steps that are committed already must be in HDF5's index.
         self._list.commit(num_steps)
         self.file.flush()
 
