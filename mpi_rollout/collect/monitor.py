@@ -1,7 +1,7 @@
 """What the root knows of a run under way: how far it is, whether it must stop, which ranks it goes on without."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from mpi_rollout.storage.status import Status
 from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
-    from mpi_rollout.storage.later_check import LaterCheck, LaterChecks
+    from mpi_rollout.storage.later_check import LaterCheck
     from mpi_rollout.storage.shard_writers import ShardWriters
     from mpi_rollout.storage.writer import Writer  # Imports h5py, which is for the root alone.
 
@@ -38,7 +38,7 @@ class RunState:
     """Where a run is: what there is of it, and what it has taken; see `report.RunFigures`."""
 
     past: Past | None  # Where an earlier start of the run came to.
-    past_check: "LaterCheck | LaterChecks | None" = None  # Of what it wrote, under way.
+    past_checks: "Sequence[LaterCheck]" = ()  # Of what it wrote, under way.
     is_continuable: bool = True  # Its envs can be brought back to where they were.
     writer: "AnyWriter | None" = None  # It and the collector are there when the envs are where the run begins.
     collector: Collector | None = None
@@ -96,8 +96,8 @@ class Monitor:
     def check_stop(self) -> None:
         """Raise Interrupted if the run is to stop or its time is nearly over, DataError if its past is damaged."""
         place = self._state.place
-        if self._state.past_check is not None:
-            self._state.past_check.poll()
+        for check in self._state.past_checks:
+            check.poll()
         if self._driver.stop_signal:
             raise Interrupted(f"{place}: stopped by {name_of_stop(self._driver.stop_signal)}")
         worst_commit_s = 0.0 if self._state.writer is None else self._state.writer.worst_commit_s

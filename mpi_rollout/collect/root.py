@@ -83,7 +83,7 @@ class Root:
         self._config, self._output, self._facts, self._hosts, self._team = config, output, facts, hosts, team
         self._policy = policy
         self._state = RunState(
-            output.past, output.check, facts.reproducibility != Reproducibility.SLICE, rank=worker.rank
+            output.past, output.checks, facts.reproducibility != Reproducibility.SLICE, rank=worker.rank
         )
         self._num_before = self._state.num_past if team.leaders is None else team.leaders.least(self._state.num_past)
         self._trace = trace

@@ -57,8 +57,8 @@ class RunEnd:
 
     def _await_check(self) -> None:
         """Let the check of what earlier starts wrote come to its end: a file that gets its name is whole."""
-        check, is_said = self._state.past_check, self._state.rank != world.ROOT
-        while check is not None and check.poll():
+        is_said = self._state.rank != world.ROOT
+        while any(check.poll() for check in self._state.past_checks):
             self._monitor.check_stop()
             if not is_said:
                 say("mpi_rollout: all steps are taken; compares what earlier starts wrote with its checksums\n")

@@ -288,15 +288,6 @@ def identity(tell: Tell, path: str) -> dict[str, Any]:
         return identity_of(checks.root) | {"num_steps": checks.num_steps}
 
 
-def end(tell: Tell, path: str) -> tuple[int, int, int]:
-    """Read how many steps a file has, how many episodes ended in them, and how many of those before the last step."""
-    with checked(path, tell) as checks:
-        rows = checks.committed_episodes()
-        rows = rows[rows["terminated"] | rows["truncated"]]
-        num_before = np.count_nonzero(rows["start"] + rows["length"] < checks.num_steps)
-        return checks.num_steps, len(rows), int(num_before)
-
-
 def identity_of(attributes: Mapping[str, object]) -> dict[str, Any]:
     """Return the configuration, in JSON, policy, promise and format of a run, and what its file is."""
     return {

@@ -3,7 +3,6 @@
 See `sandbox`, whose processes these are.
 """
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from threading import Thread
 from typing import Any
@@ -51,15 +50,3 @@ class LaterCheck:
         self._child.process.kill()
         self._thread.join()
         self._kept.close()
-
-
-class LaterChecks:
-    """Several of them as one, with its `poll`."""
-
-    def __init__(self, checks: Sequence[LaterCheck]):
-        self._checks = checks
-
-    def poll(self) -> bool:
-        """Return whether a task is under way; raise the first error."""
-        are_under_way = [check.poll() for check in self._checks]
-        return any(are_under_way)

@@ -1,7 +1,7 @@
 """What is where a run wants to write: nothing, the run itself, or what an earlier start of it has left."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from shlex import quote
@@ -10,9 +10,8 @@ import numpy as np
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
+from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.process.paths import located
 from mpi_rollout.storage import ownership
 from mpi_rollout.storage.checked_file import identity_of
@@ -23,7 +22,7 @@ from mpi_rollout.storage.manifest import is_set
 from mpi_rollout.storage.overwriting import check_replaceable, why_dropped
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
 from mpi_rollout.storage.run_file import Prefix
-from mpi_rollout.storage.same_run import check_same_run, why_not_brought_back
+from mpi_rollout.storage.same_run import check_extends, check_same_run, why_not_brought_back
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.storage.shard_files import shards_folder
 from mpi_rollout.storage.status import refuse_running, status_path
@@ -50,14 +49,14 @@ class ClaimedOutput:
         The `ownership.identity` of the complete file that this run extends or replaces; None where there is none.
     source
         The file that `past` was read from: the unfinished one, or the complete one that is extended.
-    check
-        Of the data of the unfinished file, by a process that goes on meanwhile.
+    checks
+        Of the data of the unfinished file, by a process that goes on meanwhile; none where the file is copied.
     dropped
         What is said of the unfinished file at `source` that is dropped; "" where there is none.
     """
 
     past: Past | None = None
-    check: LaterCheck | None = None
+    checks: Sequence[LaterCheck] = ()
     warning: str = ""
     lock: Lock | None = None
     replaces: tuple[int, int] | None = None
@@ -92,7 +91,7 @@ class ClaimedOutput:
     def old_nbytes(self) -> tuple[int, int]:
         """The size of the unfinished file of before, and as much of it as is copied; a complete one stays."""
         nbytes = os.path.getsize(self.source) if self.past is not None and self.source.endswith(".part") else 0
-        return nbytes, nbytes if self.check is None else 0
+        return nbytes, 0 if self.checks else nbytes
 
     def open_past(self) -> StoredRun:
         """Open what there is of the run."""
@@ -100,8 +99,8 @@ class ClaimedOutput:
 
     def release(self) -> None:
         """Let other runs have the unfinished file, which nobody checks any more."""
-        if self.check is not None:
-            self.check.end()
+        for check in self.checks:
+            check.end()
         if self.lock is not None:
             self.lock.release()
 
@@ -132,7 +131,7 @@ def claim_output(config: RolloutConfig) -> ClaimedOutput:
     lock_of_part = lock(part)
     try:
         if config.overwrite and (dropped := why_dropped(config, part)):
-            return ClaimedOutput(None, None, warning, lock_of_part, replaces, part, dropped)
+            return ClaimedOutput(None, (), warning, lock_of_part, replaces, part, dropped)
         if found := run_to_continue(config, part):
             return ClaimedOutput(read_past(found[0]), found[1], warning, lock_of_part, replaces, part)
     except BaseException:
@@ -142,13 +141,13 @@ def claim_output(config: RolloutConfig) -> ClaimedOutput:
     return claim_output(config)
 
 
-def run_to_continue(config: RolloutConfig, part: str) -> tuple[StoredRun, LaterCheck | None] | None:
+def run_to_continue(config: RolloutConfig, part: str) -> tuple[StoredRun, Sequence[LaterCheck]] | None:
     """Open an unfinished file; if it has committed no step, remove it and return None."""
-    stored, check = look_into(config, part)
+    stored, checks = look_into(config, part)
     why = why_not_brought_back(stored.reproducibility) if stored is not None and stored.num_steps else ""
     if stored is not None and stored.num_steps and not why:
-        return stored, check
-    if check is not None:
+        return stored, checks
+    for check in checks:
         check.end()
     if why:
         raise UsageError(
@@ -220,37 +219,6 @@ def warning_of(path: str, why_not: str) -> str:
     )
 
 
-def check_extends(config: RolloutConfig, path: str) -> None:
-    """Refuse the file at the output's name, unless it is this run with fewer steps.
-
-    AlreadyComplete if it is this run with all its steps; UsageError if it is something else, or cannot be extended.
-    """
-    try:
-        stored = in_sandbox("mpi_rollout.storage.checked_file:identity", path)
-    except DataError as error:
-        raise UsageError(f"--out {config.out}: {path} exists; move it away or use another --out ({error})") from error
-    if not stored["complete"]:
-        check_same_run(config, stored, path)
-        raise UsageError(
-            f"--out {config.out}: {path} was recovered from this run before its end; move it away to continue the run"
-        )
-    if not check_same_run(config, stored, path):
-        raise AlreadyComplete(
-            f"--out {config.out}: {path} is there already, of the same run and complete; nothing is left to do"
-        )
-    if os.path.islink(path):
-        raise UsageError(
-            f"--out {config.out} is a link; to extend the file give its name, --out {quote(os.path.realpath(path))}"
-        )
-    why = "it has no trajectories"
-    if config.trajectories:
-        why = why_not_brought_back(Reproducibility(stored["promise"]))
-    if why:
-        raise UsageError(
-            f"--out {config.out}: {path} cannot be extended, since {why}; move it away or use another --out"
-        )
-
-
 def remove_unfinished(path: str) -> None:
     """Remove the file of a start that was killed before its file was whole; UsageError if that start still lives."""
     if os.path.lexists(path):
@@ -260,27 +228,27 @@ def remove_unfinished(path: str) -> None:
         lock_of_old.release()
 
 
-def look_into(config: RolloutConfig, part: str) -> tuple[StoredRun | None, LaterCheck | None]:
+def look_into(config: RolloutConfig, part: str) -> tuple[StoredRun | None, Sequence[LaterCheck]]:
     """Check a file, but not its columns, and open it; None if it has no trajectories.
 
-    The columns are compared with their checksums where they are copied; otherwise by the check that is returned.
+    The columns are compared with their checksums where they are copied; otherwise by the checks that are returned.
     DataError if the file is damaged, UsageError if it is another run's.
     """
-    check = None
+    checks: Sequence[LaterCheck] = ()
     try:
         if part.endswith(".part") and not is_marked(part):
-            _, check = begin_in_sandbox("mpi_rollout.storage.verification:verify_later", part)
+            checks = [begin_in_sandbox("mpi_rollout.storage.verification:verify_later", part)[1]]
         else:
-            in_sandbox("mpi_rollout.storage.checked_file:end", part)
+            in_sandbox("mpi_rollout.storage.verification:end", part)
         stored = StoredRun(part)
         check_same_run(config, identity_of(stored.attributes), part)
     except BaseException as error:
-        if check is not None:
+        for check in checks:
             check.end()
         if isinstance(error, DataError):
             raise not_continued(error, part) from error
         raise
-    return (stored if config.trajectories else None), check
+    return (stored if config.trajectories else None), checks
 
 
 def read_past(stored: StoredRun) -> Past:

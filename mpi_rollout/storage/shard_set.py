@@ -13,7 +13,7 @@ from mpi_rollout.core.teams import Team
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
 from mpi_rollout.storage.checked_file import identity_of
-from mpi_rollout.storage.later_check import LaterChecks
+from mpi_rollout.storage.later_check import LaterCheck
 from mpi_rollout.storage.manifest import begin_manifest, read_manifest, run_of
 from mpi_rollout.storage.output import (
     ClaimedOutput,
@@ -154,11 +154,9 @@ class ClaimedShards:
         ]
 
     @property
-    def check(self) -> LaterChecks:
-        """The checks of all shards of earlier starts, which go on meanwhile."""
-        return LaterChecks(
-            [output.check for output in self._outputs if output is not None and output.check is not None]
-        )
+    def checks(self) -> list[LaterCheck]:
+        """Those of all shards, see `output.ClaimedOutput`."""
+        return [check for output in self._outputs if output is not None for check in output.checks]
 
     @property
     def old_nbytes(self) -> tuple[int, int]:

@@ -195,3 +195,12 @@ def _difference(rows: np.ndarray, expected: np.ndarray, first: int) -> str:
             row, values = first + differ[0], (got[differ[0]], follows[differ[0]])
             return f"episodes, row {row:,}: {name} is {values[0]}, from rewards, ends and seeds follows {values[1]}"
     return ""
+
+
+def end(tell: Tell, path: str) -> tuple[int, int, int]:
+    """Read how many steps a file has, how many episodes ended in them, and how many of those before the last step."""
+    with checked(path, tell) as checks:
+        rows = checks.committed_episodes()
+        rows = rows[rows["terminated"] | rows["truncated"]]
+        num_before = np.count_nonzero(rows["start"] + rows["length"] < checks.num_steps)
+        return checks.num_steps, len(rows), int(num_before)
