@@ -95,11 +95,8 @@ class Monitor:
 
     def check_stop(self) -> None:
         """Raise Interrupted if the run is to stop or its time is nearly over, DataError if its past is damaged."""
+        self.check_own_stop()
         place = self._state.place
-        for check in self._state.past_checks:
-            check.poll()
-        if self._driver.stop_signal:
-            raise Interrupted(f"{place}: stopped by {name_of_stop(self._driver.stop_signal)}")
         worst_commit_s = 0.0 if self._state.writer is None else self._state.writer.worst_commit_s
         if self._leaders is not None:
             if self._leaders.is_to_end():
@@ -113,6 +110,13 @@ class Monitor:
         self._checked_at = now_s
         if self._deadline.is_near(worst_commit_s, self._worst_pause_s):
             raise Interrupted(f"{place}: stopped for {self._deadline.reason}")
+
+    def check_own_stop(self) -> None:
+        """Do of `check_stop` what takes no MPI, and no time: any thread may call it."""
+        for check in self._state.past_checks:
+            check.poll()
+        if self._driver.stop_signal:
+            raise Interrupted(f"{self._state.place}: stopped by {name_of_stop(self._driver.stop_signal)}")
 
     def on_fault(self, env_index: int, step: int, message: str) -> None:
         self._state.restarts[self._first_env + env_index] += 1

@@ -244,7 +244,7 @@ class Root:
         attributes = self._attributes(self._config, self._hosts)
         self._begin_set()
         self._state.writer = self._output.open_writer(
-            self._config, attributes, blocks, len(self._hosts), lost, self._monitor.check_stop
+            self._config, attributes, blocks, len(self._hosts), lost, self._monitor.check_own_stop
         )
         return self._state.writer if self._config.trajectories else Discard(blocks)
 
