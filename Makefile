@@ -53,13 +53,14 @@ results: install  ## measure the studies of results/measured/ again: an hour on 
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check torch --index-url https://download.pytorch.org/whl/cpu
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[compare]'
 	@# A study that is there is continued: away with those of another day.
-	rm -f $(STUDIES:%=results/measured/%) results/measured/model.json
+	rm -f $(STUDIES:%=results/measured/%) results/measured/model.json results/measured/model-network.json
 	$(ROLLOUT) scaling strong --ranks 1,2 --env CartPole-v1 --num-envs 512 --fragment-length 1,auto --num-steps 2000 --limit-s 0.5 --out results/measured/strong-cartpole.json
 	$(ROLLOUT) scaling strong --ranks 1,2,4 --env Acrobot-v1 --num-envs 512 --fragment-length 1,auto --num-steps 300 --limit-s 0.5 --out results/measured/strong-acrobot.json
 	$(ROLLOUT) scaling strong --ranks 1,2 --env HumanoidStandup-v5 --num-envs 64 --fragment-length 1,auto --num-steps 250 --limit-s 0.5 --out results/measured/strong-humanoid.json
 	$(ROLLOUT) scaling weak --ranks 1,2,4,8,16,32,64 --env-factory benchmarks/sleeping.py:SleepingEnv --env-kwargs '{"step_s": 0.005}' --envs-per-rank 4 --fragment-length 1,16 --num-steps 150 --limit-s 0.2 --out results/measured/weak.json
-	$(BIN)/python benchmarks/model measure --step-s 0.005 --out results/measured/model.json
-	$(BIN)/python benchmarks/model show results/measured/model.json
+	$(BIN)/python benchmarks/model measure --step-s 0.005 --fragment-length 16 --out results/measured/model.json
+	$(BIN)/python benchmarks/model measure --step-s 0.005 --fragment-length 16 --check 1,16,64 --latency-s 0.005 --s-per-byte 1e-6 --out results/measured/model-network.json
+	$(BIN)/python benchmarks/model show results/measured/model.json --fragment-length 16 --network results/measured/model-network.json
 	$(BIN)/python benchmarks/compare.py measure overheads --out results/measured/compare.json
 	$(BIN)/python benchmarks/compare.py draw results/measured/compare.json
 

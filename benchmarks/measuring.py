@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -57,6 +58,16 @@ def python(num_ranks: int, *arguments: object, folder: str | None = None, **vari
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     return done.stdout
+
+
+def compiled(library: str) -> str:
+    """Compile network.c, which delays and counts the messages of jobs that load it first; return `library`."""
+    compiler = shutil.which("mpicc", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if compiler is None or shutil.which("cc") is None:
+        sys.exit("network.c needs Open MPI's mpicc and a C compiler; apt-get install gcc, or load its module")
+    source = CHECKOUT / "benchmarks/network.c"
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+    return library
 
 
 def run(num_ranks: int, options: str, *more: str, keep: str = "") -> dict:

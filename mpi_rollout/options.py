@@ -271,10 +271,8 @@ def check_value(own: "Field[Any]", value: Any) -> None:
     if kind.get("is_time"):
         check_seconds(option, value)
     if not is_of(value, own.type):
-        is_dict = get_origin(own.type) is dict
-        expected = "must be a JSON object, got" if is_dict else "cannot be"
-        expected = "must be True or False, got" if own.type is bool else expected
-        raise UsageError(option, f" {expected} {value!r:.80}")
+        expected: dict[object, str] = {dict: "must be a JSON object, got", bool: "must be True or False, got"}
+        raise UsageError(option, f" {expected.get(get_origin(own.type) or own.type, 'cannot be')} {value!r:.80}")
     if "form" in kind and not re.fullmatch(kind["form"][0], value):
         raise UsageError(option, " " + kind["form"][1].format(value))
 

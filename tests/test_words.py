@@ -144,7 +144,14 @@ def test_an_option_that_a_run_does_not_use_is_refused_on_the_command_line_alone(
 def test_a_run_that_was_begun_with_options_that_it_did_not_use_is_continued_without_them():
     config = RolloutConfig(env="CartPole-v1")
     before = replace(config, store_extras=True, policy_block=16)
-    stored = {"complete": False, "config": before.to_json(), "policy_sha256": "", "version": 2, "recorded": False}
+    stored = {
+        "complete": False,
+        "config": before.to_json(),
+        "policy_sha256": "",
+        "version": 2,
+        "recorded": False,
+        "sharded": False,
+    }
     assert not check_same_run(config, stored, "run.h5.part")
     stored["config"] = json.dumps(json.loads(stored["config"]) | {"policy": "mine:make_policy"})
     with pytest.raises(UsageError, match="--store-extras was given, is not given"):

@@ -78,9 +78,31 @@ class Outcome:
     wrong: str  # "" or what must not be.
 
 
+def num_ranks_of(run: Running) -> int:
+    return int(run.command[run.command.index("-n") + 1])
+
+
 def last_rank(run: Running) -> int:
     """The process of the last rank."""
-    return run.pid_of(int(run.command[run.command.index("-n") + 1]) - 1)
+    return run.pid_of(num_ranks_of(run) - 1)
+
+
+def leader(run: Running) -> int:
+    """The process that writes the second of two shards."""
+    return run.pid_of(num_ranks_of(run) // 2)
+
+
+def with_one_bad_disk(job: Job, num_ranks: int) -> list[str]:
+    """The command of a run of two teams; the disk of the first one works."""
+    words = job.command(num_ranks, *ENDLESS, *SHARDED)
+    is_well = '[ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 0 ] && unset DISK_FAULT; exec "$@"'
+    return [*words[:3], "sh", "-c", is_well, "sh", *words[3:]]
+
+
+def num_safe(folder: Path, name: str = PART) -> int:
+    """The steps that a file says it has, or each of two shards."""
+    shards = [*(folder / "run.h5.shards").glob("*")]
+    return committed(folder / name) if not shards else min(map(committed, shards)) if len(shards) > 1 else 0
 
 
 def pause(run: Running) -> None:
@@ -131,6 +153,8 @@ LIMITED, CHECKED = (
 )
 SHORT = ("--env-factory", "envs:Image", "--num-steps", "450", *ENVS, *OUT)
 ENDLESS = ("--env-factory", "envs:Image", *LONG, *ENVS, *OUT)
+SHARDED, TEAMS = ("--storage", "sharded"), {"MPI_ROLLOUT_NODES": "2"}  # Needs four ranks: two for each shard.
+OF_TEAMS = (*PACED, *LONG, *ENVS, *OUT, *SHARDED)
 DIFFERENT = (["--num-steps", "20", *ENVS, *OUT, "--env", "CartPole-v1"], ["--seed", "7"])
 FAULTS = [
     Fault("exception in an env", late("raise")),
@@ -167,6 +191,16 @@ FAULTS = [
     ),
     Fault("disk full", ENDLESS, environment={"DISK_FAULT": "full:20000000"}),
     Fault("quota used up", ENDLESS, environment={"DISK_FAULT": "quota:20000000"}),
+    Fault("shards: `kill -9` of the rank that writes one", OF_TEAMS, environment=TEAMS,
+          strike=lambda run: os.kill(leader(run), signal.SIGKILL)),
+    Fault("shards: `kill -9` of another rank of its team", OF_TEAMS, environment=TEAMS,
+          strike=lambda run: os.kill(last_rank(run), signal.SIGKILL)),
+    Fault("shards: `kill -9` of the root", OF_TEAMS, environment=TEAMS,
+          strike=lambda run: os.kill(run.pid_of(0), signal.SIGKILL)),
+    Fault("shards: SIGTERM to a rank that writes none", OF_TEAMS, environment=TEAMS,
+          strike=lambda run: os.kill(last_rank(run), signal.SIGTERM)),
+    Fault("shards: disk full on one node", command=with_one_bad_disk,
+          environment={"DISK_FAULT": "full:20000000", **TEAMS}),
     Fault("disk slower than the envs", SHORT, environment={"DISK_FAULT": "slow:20000"}, goes_on=True),
     Fault("file system without locks", SHORT, environment={"DISK_FAULT": "no_locks"}, goes_on=True),
     Fault("folder that cannot be written to", (*PACED, *LONG, *ENVS, "--out", "/sys/run.h5"), from_start=True),
@@ -192,16 +226,18 @@ def seen(result: Result, folder: Path) -> str:
     """The first thing said: the program's own, else the launcher's."""
     if result.code == 0 and not result.messages:
         return "nothing but the summary of a complete run"
-    stripped = "\n".join(line.strip(" =-*") for line in [*result.err.splitlines(), "", *result.out.splitlines()])
+    said = [line for line in result.err.splitlines() if " take about " not in line]  # How large the file will be.
+    stripped = "\n".join(line.strip(" =-*") for line in [*said, "", *result.out.splitlines()])
     others = (" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", stripped))
-    [line, *_] = [*result.messages, *filter(None, others), "nothing"]
+    messages = [line for line in result.messages if " take about " not in line]
+    [line, *_] = [*messages, *filter(None, others), "nothing"]
     line = line.replace(f"{folder}/", "").replace(str(folder), "FOLDER").replace("|", "\\|")
     return line if len(line) <= SHOWN else f"{line[:SHOWN].rsplit(' ', 1)[0]} ..."
 
 
 def play(fault: Fault, num_ranks: int, folder: Path, disk: str) -> Outcome:
     """Start a job, have it meet the fault, and wait for the end of its last process."""
-    job = Job(folder)
+    job = Job(folder, forks=False)
     other = fault.before(job)
     command = fault.command(job, num_ranks) if fault.command else job.command(num_ranks, *fault.arguments)
     preload = {"LD_PRELOAD": disk} if "DISK_FAULT" in fault.environment else {}
@@ -209,12 +245,12 @@ def play(fault: Fault, num_ranks: int, folder: Path, disk: str) -> Outcome:
     began, before = time.time(), 0
     try:
         if fault.strike is not None:
-            run.wait_until(lambda: committed(folder / PART))
-            before = committed(folder / PART)
+            run.wait_until(lambda: num_safe(folder))
+            before = num_safe(folder)
             began = time.time()
             fault.strike(run)
         result = run.finish(HANGS_S)
-        is_gone = are_gone(folder, HANGS_S)
+        is_gone = are_gone(folder)
     except pytest.fail.Exception as error:
         run.kill()
         return Outcome(-1, str(error).splitlines()[0], HANGS_S, "hung")
@@ -226,7 +262,7 @@ def play(fault: Fault, num_ranks: int, folder: Path, disk: str) -> Outcome:
     failed_at = folder / "failed_at"
     if failed_at.exists() and not fault.from_start:
         began = failed_at.stat().st_mtime
-    after = committed(folder / ("run.h5" if fault.goes_on else PART))
+    after = num_safe(folder, "run.h5" if fault.goes_on else PART)
     wrong = "left processes" if not is_gone else "lost steps" if after < before else ""
     if (result.code == 0) != fault.goes_on:
         wrong = wrong or f"exit code {result.code}"

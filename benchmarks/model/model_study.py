@@ -6,13 +6,17 @@ ranks, envs and bytes can be told apart.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from step_model import Calibration, Constants, ExchangePoint, Way, Workload, calibrate, predict
+from fits import Calibration, ExchangePoint, calibrate, fit_ready, fit_writes
+from network import network_of
+from step_model import Constants, Way, Workload, predict
 
 from mpi_rollout.studies.jobs import JobOptions
 from mpi_rollout.studies.statistics import Interval, NoFit, median_interval
@@ -23,6 +27,7 @@ SLEEPING = str(Path(__file__).resolve().parents[1] / "sleeping.py") + ":Sleeping
 PROBE_ENVS, MANY_ENVS = 4, (16, 64)  # Envs of a rank; times as many on one rank, for what the root does for each.
 SMALL_BYTES, LARGE_BYTES = 8, 65_536  # Of observations, to tell bytes from envs.
 SHORTEST_S, LONGEST_S = 0.001, 0.02  # Of a probe's env step: shorter sleeps are not exact, longer ones take long.
+Options = tuple[tuple[str, object], ...]
 JOB_S, LEAST_STEPS, MOST_STEPS = 2.0, 25, 2000
 
 
@@ -32,25 +37,38 @@ def make_study(
 ) -> Study:  # fmt: skip
     """Return the study that measures the constants by `probe` and checks the model by `check`, numbers of ranks."""
     kwargs = {"step_s": step_s, "spread_s": spread_s, "observation_bytes": nbytes}
-    points = [
-        Point(ranks, (("fragment_length", str(length)), ("num_steps", _num_steps(size * step_s, length))))
-        for length in sorted({1, *lengths})
-        for ranks in check
-    ]
+    points = []
+    for ranks in check:
+        ways = [(length, ()) for length in sorted({1, *lengths})]
+        ways.append((max(lengths), (("storage", "sharded"), ("trajectories", True))))
+        if ranks > 1:
+            ways.append((1, _ready(ranks, size)))
+        for length, more in ways:
+            steps = ("num_steps", _num_steps(size * step_s, length))
+            points.append(Point(ranks, (("fragment_length", str(length)), steps, *more)))
     probe_s = min(max(step_s, SHORTEST_S), LONGEST_S)
     points += [_probe(ranks, PROBE_ENVS, probe_s, SMALL_BYTES) for ranks in probe]
     # A step of more envs takes as long: so caches are as cold after it.
-    points += [_probe(1, times * PROBE_ENVS, probe_s / times, SMALL_BYTES) for times in MANY_ENVS]
+    points += [_probe(1, times * PROBE_ENVS, probe_s / times, SMALL_BYTES) for times in MANY_ENVS if probe]
     points += [_probe(ranks, PROBE_ENVS, probe_s, LARGE_BYTES) for ranks in probe[-2:]]
+    # Short steps: ranks queue.
+    served = [ranks for ranks in probe[-3:] if ranks > 1]
+    points += [_probe(ranks, PROBE_ENVS, SHORTEST_S, SMALL_BYTES, _ready(ranks, PROBE_ENVS)) for ranks in served]
     run = {"env": None, "env_factory": SLEEPING, "env_kwargs": kwargs, "policy": "random", "seed": 0}
     run |= {"trajectories": False, "vectorization_mode": "sync", "batch_size": None, "num_groups": 1, "limit_s": 0.02}
     return Study("weak", tuple(points), size, run | {"policy_on": "auto"}, jobs)
 
 
-def _probe(ranks: int, envs: int, step_s: float, nbytes: int) -> Point:
+def _probe(ranks: int, envs: int, step_s: float, nbytes: int, more: Options = ()) -> Point:
     kwargs = json.dumps({"step_s": step_s, "observation_bytes": nbytes})
     num_steps = ("num_steps", _num_steps(envs * step_s, 1))
-    return Point(ranks, (("env_kwargs", kwargs), ("fragment_length", "1"), ("num_envs", ranks * envs), num_steps))
+    more = more or (("num_envs", ranks * envs),)
+    return Point(ranks, (("env_kwargs", kwargs), ("fragment_length", "1"), num_steps, *more))
+
+
+def _ready(ranks: int, envs: int) -> Options:
+    """Return the options of first ready.  A root that steps envs would serve nobody meanwhile, so it has none."""
+    return ("batch_size", 1), ("num_envs", (ranks - 1) * envs), ("root_envs", 0)
 
 
 def _num_steps(step_s: float, length: int) -> int:
@@ -79,23 +97,33 @@ class Check:
 class Fitting:
     """What the jobs of a study say of the machine, and how far the model is from them; NoFit if they do not show it.
 
-    `held_out` is the largest number of ranks, if there are probes and none has as many: it is in no fit.  `is_crowded`
-    says that the constants are of jobs that had more ranks than cores.  How far `refits` differ, each without one
-    number of ranks, shows what hangs on a single one.  `sharing_s` are seconds of a step that all ranks wait for one
-    that shares its core, for each rank of the job, in comparisons with jobs of more ranks than cores.
+    What has more ranks than all probes is in no fit, if there are probes.  `is_crowded` says that the constants are of
+    jobs that had more ranks than cores.  How far `refits` differ, each without one number of ranks, shows what hangs on
+    a single one.  `sharing_s` are seconds of a step that all ranks wait for one that shares its core, for each rank of
+    the job, in comparisons with jobs of more ranks than cores.
     """
 
     def __init__(self, file: StudyFile):
         self.study, self._done = file.study, _by_point(file.samples)
-        checks = [point for point in self._done if _is_check(point)]
-        probes = [point.num_ranks for point in self._done if not _is_check(point)] or [0]
-        largest = max((point.num_ranks for point in checks), default=0)
-        self.held_out = largest if 0 < max(probes) < largest and len(checks) > 1 else None
+        self.network = network_of(file.study.jobs.launcher)
+        self.most_fitted = max((point.num_ranks for point in self._done if not _is_check(point)), default=math.inf)
         self.is_crowded, self.result = self._fit()
+        self.result = replace(self.result, constants=self._with_other_ways(self.result.constants))
         self.refits = self._leave_one_out()
         self.sharing_s = self._sharing()
-        self.work = self._workload(next(point for point in checks if point.num_ranks == 1))
-        self.checks = sorted(map(self._check, checks), key=lambda check: (check.way.fragment_length, check.num_ranks))
+        self.work = self._workload(next(p for p in self._done if _is_check(p) and p.num_ranks == 1 and _is_lockstep(p)))
+        self.checks = self._checks()
+
+    def beside(self, file: StudyFile) -> list[Check]:
+        """Compare this model with a study of the same machine that was in no fit, whose network is known."""
+        other = copy(self)
+        other.study, other._done, other.most_fitted = file.study, _by_point(file.samples), 0
+        other.network = network_of(file.study.jobs.launcher)
+        return other._checks()
+
+    def _checks(self) -> list[Check]:
+        checks = map(self._check, filter(_is_check, self._done))
+        return sorted(checks, key=lambda check: (check.way.kind, check.num_ranks))
 
     def fitted(self, is_crowded: bool) -> list[Point]:
         """Return the points of one rank, and those with or without a core for each rank that are not held out.
@@ -107,7 +135,7 @@ class Fitting:
             point
             for point, jobs in self._done.items()
             if point.num_ranks == 1 or jobs[0].oversubscribed == is_crowded
-            if point.num_ranks != self.held_out and point.length == "1"
+            if point.num_ranks <= self.most_fitted and _is_lockstep(point)
         ]
 
     def _fit(self) -> tuple[bool, Calibration]:
@@ -128,11 +156,29 @@ class Fitting:
         nbytes = jobs[0].order_bytes + num_others * jobs[0].slot_bytes if num_others else 0.0
         return ExchangePoint(point.num_ranks, jobs[0].num_envs, nbytes, seconds, policy_s)
 
+    def _with_other_ways(self, constants: Constants) -> Constants:
+        """Add what exchanges do not show: the costs of a row in a file, and of serving a rank by itself."""
+        ready, written = [], []
+        for point, jobs in self._done.items():
+            if point.num_ranks > self.most_fitted:
+                continue
+            way, work = self._way(point), self._workload(point)
+            if way.is_ready:
+                seconds = median(job.seconds / job.num_steps for job in jobs)
+                ready.append((point.num_ranks - 1, work.envs_per_rank * work.env_step_s, seconds))
+            if way.ranks_per_shard:
+                num_rows = way.ranks_per_shard * work.envs_per_rank * jobs[0].num_steps
+                written.append((num_rows, median(job.write_s for job in jobs)))
+        serve_s, away_s = fit_ready(ready) if len(ready) > 1 else (0.0, 0.0)
+        commit_s, per_env_s = fit_writes(written) if len({*dict(written)}) > 1 else (0.0, 0.0)
+        return replace(constants, serve_s=serve_s, away_s=away_s, commit_s=commit_s, write_s_per_env=per_env_s)
+
     def _leave_one_out(self) -> list[Constants]:
         points, refits = self.fitted(self.is_crowded), []
         for num_ranks in {point.num_ranks for point in points} - {1}:
             with suppress(NoFit):
-                refits.append(self._calibrated([point for point in points if point.num_ranks != num_ranks]).constants)
+                refit = self._calibrated([point for point in points if point.num_ranks != num_ranks]).constants
+                refits.append(self._with_other_ways(refit))
         return refits
 
     def _sharing(self) -> float:
@@ -153,7 +199,7 @@ class Fitting:
         lockstep = replace(point, options=tuple({**dict(point.options), "fragment_length": "1"}.items()))
         same = [jobs[0] for other, jobs in self._done.items() if _kind(other) == _kind(lockstep)]
         first = (same or self._done[point])[0]
-        envs = first.num_envs // point.num_ranks
+        envs = first.num_envs // self._way(point).num_stepping(point.num_ranks)
         alone = [
             job.env_s / job.num_steps / job.num_envs
             for other, jobs in self._done.items()
@@ -162,25 +208,36 @@ class Fitting:
         ]
         slept_s, spread_s, _ = self._sleep(point, first)
         step_s = median(alone) if alone else slept_s
-        return Workload(envs, step_s, spread_s, first.order_bytes / first.num_envs, first.slot_bytes)
+        slot_bytes = first.slot_bytes / first.fragment_length
+        return Workload(envs, step_s, spread_s, first.order_bytes / first.num_envs, slot_bytes)
 
     def _sleep(self, point: Point, job: Sample) -> tuple[float, float, int]:
         """Return what decides how one rank sleeps: mean and spread of an env's step, and the envs of a rank."""
         stored = dict(point.options).get("env_kwargs")
         kwargs = json.loads(str(stored)) if stored else self.study.run["env_kwargs"]
-        return kwargs.get("step_s", 0.0), kwargs.get("spread_s", 0.0), job.num_envs // point.num_ranks
+        num_stepping = self._way(point).num_stepping(point.num_ranks)
+        return kwargs.get("step_s", 0.0), kwargs.get("spread_s", 0.0), job.num_envs // num_stepping
+
+    def _way(self, point: Point) -> Way:
+        options, job = dict(point.options), self._done[point][0]
+        if "batch_size" in options:
+            return Way(is_ready=True)
+        ranks_per_shard = -(-point.num_ranks // self.network.num_nodes) if "storage" in options else 0
+        return Way(job.fragment_length, job.inference == "workers" and job.fragment_length > 1, ranks_per_shard)
 
     def _check(self, point: Point) -> Check:
         jobs = self._done[point]
-        way = Way(jobs[0].fragment_length, jobs[0].inference == "workers" and jobs[0].fragment_length > 1)
-        work, crowded = self._workload(point), jobs[0].oversubscribed
+        way, work, crowded = self._way(point), self._workload(point), jobs[0].oversubscribed
         measured = median_interval([job.seconds / job.num_steps for job in jobs])
-        computed_s = predict(self.result.constants, work, point.num_ranks, way).seconds
-        computed_s += crowded * self.sharing_s * point.num_ranks / way.fragment_length
+        computed_s = predict(self.result.constants, work, point.num_ranks, way, self.network).seconds
+        if way.ranks_per_shard:  # A run that is shorter than the time between two commits has one at its end.
+            computed_s += self.result.constants.commit_s / jobs[0].num_steps
+        if crowded and not way.is_ready:  # There, waiting for a core is in the constants.
+            computed_s += self.sharing_s * point.num_ranks / way.fragment_length
         env_s = work.envs_per_rank * work.env_step_s
         span = (env_s / seconds for seconds in (measured.median, measured.high, measured.low))
         efficiency = Interval(*span, measured.coverage)
-        held_out = point.num_ranks == self.held_out
+        held_out = point.num_ranks > self.most_fitted
         return Check(way, point.num_ranks, len(jobs), held_out, crowded, measured, computed_s, efficiency)
 
 
@@ -195,6 +252,10 @@ def _by_point(samples: Sequence[Sample]) -> dict[Point, list[Sample]]:
 
 def _is_check(point: Point) -> bool:
     return "env_kwargs" not in dict(point.options)
+
+
+def _is_lockstep(point: Point) -> bool:
+    return point.length == "1" and "batch_size" not in dict(point.options)
 
 
 def _kind(point: Point) -> tuple[int, tuple[tuple[str, object], ...]]:

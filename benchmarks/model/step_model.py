@@ -10,16 +10,22 @@ ceil(log2 p) of trees; the slowest of p ranks is the mean of the largest of p or
 In fragments of L steps, ranks exchange once in L steps: an exchange has L times as many rows, and they wait for the
 slowest sum of L steps.  Each order has room for the actions of one step.  Where the root chooses those of a fragment,
 L rows of them follow; where the workers do, none follow, and each acts for its own envs alone.
+
+Where each node writes a shard, its ranks are a team: a step is that of one team, and the root of the job hears each
+other team at each look.
+
+First ready, with a root that has no envs, is a closed queue: a rank is away for its envs, then it waits until the root
+has served it.  Its time is that of mean value analysis as Bard and Schweitzer (1979) approximate it, a quadratic
+equation.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
-from mpi_rollout.studies.statistics import NEEDED_POINTS, NoFit
+from mpi_rollout.collect.collector import CollectorOptions
 
 _MOST_RANKS = 2**40
 _GRID = 4_001  # Points of an integral; its error is below 1e-4 of the spread.
@@ -31,7 +37,9 @@ class Constants:
 
     `root_s...` are the root's work for an exchange: whatever its size, for each env, for each other rank.  `alpha_s` is
     a level of the tree of messages, there and back; `beta_s_per_byte` a byte that the root sends or receives;
-    `policy_s...` a call of the policy, and each row of its batch.
+    `policy_s...` a call of the policy, and each row of its batch; `write_s_per_env` a row of a file, and `commit_s`
+    what a commit takes besides.  With first ready, `serve_s` is the root's work for a rank, and `away_s` what a message
+    takes that keeps nobody else waiting.
     """
 
     root_s: float = 0.0
@@ -41,10 +49,13 @@ class Constants:
     beta_s_per_byte: float = 0.0
     policy_s: float = 0.0
     policy_s_per_env: float = 0.0
+    write_s_per_env: float = 0.0
+    commit_s: float = 0.0
+    serve_s: float = 0.0
+    away_s: float = 0.0
 
 
 NUM_EXCHANGE_PARTS = 5  # The first of them are an exchange's.
-_ROOT, _MESSAGES = [0, 1], [2, 3, 4]
 
 
 @dataclass(frozen=True)
@@ -64,18 +75,48 @@ class Workload:
 
 @dataclass(frozen=True)
 class Way:
-    """How many steps there are between two exchanges, and whether the workers choose the actions."""
+    """How many steps there are between two exchanges, whether the workers choose the actions, and who waits for whom.
+
+    `ranks_per_shard` is 0 where all ranks wait for each other.  With first ready, nobody does, and rank 0 has no envs.
+    """
 
     fragment_length: int = 1
     on_workers: bool = False
+    ranks_per_shard: int = 0
+    is_ready: bool = False
 
     @property
     def order_rows(self) -> int:
         """Rows of actions that the root sends for an exchange."""
         return 1 if self.on_workers or self.fragment_length == 1 else 1 + self.fragment_length
 
+    @property
+    def kind(self) -> tuple[bool, bool, int]:
+        """The same for all that belongs to one curve."""
+        return self.is_ready, self.ranks_per_shard > 0, self.fragment_length
+
+    def num_stepping(self, num_ranks: int) -> int:
+        """Ranks that have envs."""
+        return num_ranks - self.is_ready
+
 
 LOCKSTEP = Way()
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a message between nodes takes besides what it takes within one."""
+
+    num_nodes: int = 1
+    latency_s: float = 0.0
+    s_per_byte: float = 0.0
+
+    def round_trip_s(self, nbytes: float) -> float:
+        """Return the seconds from an order to its answer of so many bytes."""
+        return 2 * self.latency_s + self.s_per_byte * nbytes
+
+
+ONE_NODE = Network()
 
 
 @dataclass(frozen=True)
@@ -86,6 +127,12 @@ class Step:
     waiting_s: float
     exchange_s: float
     policy_s: float
+    write_s: float = 0.0
+
+    @property
+    def root_s(self) -> float:
+        """What is not the envs' and not due to their spread."""
+        return self.exchange_s + self.policy_s + self.write_s
 
     @property
     def seconds(self) -> float:
@@ -97,8 +144,14 @@ class Step:
         return self.env_s / self.seconds
 
 
-def predict(constants: Constants, work: Workload, num_ranks: int, way: Way = LOCKSTEP) -> Step:
+def predict(
+    constants: Constants, work: Workload, num_ranks: int, way: Way = LOCKSTEP, network: Network = ONE_NODE
+) -> Step:
     """Compute what a step takes on so many ranks."""
+    if way.is_ready:
+        return _first_ready(constants, work, way.num_stepping(num_ranks), network)
+    if 0 < way.ranks_per_shard < num_ranks:
+        return _sharded(constants, work, num_ranks, way)
     num_envs, length = num_ranks * work.envs_per_rank, way.fragment_length
     num_steps = work.envs_per_rank * length
     slowest_s = slowest(num_ranks, num_steps, work.env_step_s, work.env_step_spread_s)
@@ -107,8 +160,31 @@ def predict(constants: Constants, work: Workload, num_ranks: int, way: Way = LOC
     policy_s = constants.policy_s / length + constants.policy_s_per_env * num_acted
     parts = exchange_parts(num_ranks, num_envs * length, nbytes if num_ranks > 1 else 0.0)
     exchange_s = float(parts @ astuple(constants)[: len(parts)])
+    if num_ranks > 1:
+        exchange_s += network.round_trip_s(work.slot_bytes * length)
     env_s = work.envs_per_rank * work.env_step_s
-    return Step(env_s, slowest_s / length - env_s, exchange_s / length, policy_s)
+    step = Step(env_s, slowest_s / length - env_s, exchange_s / length, policy_s)
+    if not way.ranks_per_shard:
+        return step
+    commits_s = constants.commit_s * step.seconds / CollectorOptions.commit_every_s
+    return replace(step, write_s=constants.write_s_per_env * num_envs + commits_s)
+
+
+def _sharded(constants: Constants, work: Workload, num_ranks: int, way: Way) -> Step:
+    """Compute a step of the root's team.  What another team tells costs at most what a rank does in an exchange."""
+    step = predict(constants, work, way.ranks_per_shard, way)
+    num_others = math.ceil(num_ranks / way.ranks_per_shard) - 1
+    heard_s = num_others * constants.root_s_per_rank * step.seconds / CollectorOptions.look_every_s
+    return replace(step, exchange_s=step.exchange_s + heard_s)
+
+
+def _first_ready(constants: Constants, work: Workload, num_stepping: int, network: Network) -> Step:
+    """Compute how long it takes until a rank is served again: waiting for others is a part of the exchange."""
+    env_s = work.envs_per_rank * work.env_step_s
+    away_s = env_s + constants.away_s + network.round_trip_s(work.slot_bytes)
+    half = (num_stepping * constants.serve_s - away_s) / 2
+    served_s = half + math.sqrt(half**2 + constants.serve_s * away_s)
+    return Step(env_s, 0.0, away_s - env_s + served_s, 0.0)
 
 
 def exchange_parts(num_ranks: int, num_rows: int, nbytes: float) -> np.ndarray:
@@ -139,11 +215,11 @@ def slowest(num_ranks: int, num_steps: int, mean_s: float, spread_s: float) -> f
 
 
 def saturation(constants: Constants, work: Workload, way: Way = LOCKSTEP) -> int | None:
-    """Find the least number of ranks where exchange and policy take as long as the envs; None if there is none."""
+    """Find the least number of ranks where the root's share is as large as the envs'; None if there is none."""
 
     def is_over(num_ranks: int) -> bool:
         step = predict(constants, replace(work, env_step_spread_s=0.0), num_ranks, way)
-        return step.exchange_s + step.policy_s >= step.env_s
+        return step.root_s >= step.env_s
 
     found = bisect_left(range(1, _MOST_RANKS), True, key=is_over) + 1
     return found if found < _MOST_RANKS else None
@@ -157,6 +233,12 @@ def ceiling(constants: Constants, work: Workload, way: Way = LOCKSTEP) -> float:
     limit of many ranks, and a step of a single rank takes at most A + B.  So if A is not negative, all rates stay
     below the limit; and if it is negative, no rate is above that of one rank.
     """
+    if way.is_ready:
+        return work.envs_per_rank / constants.serve_s if constants.serve_s else math.inf
+    if way.ranks_per_shard:
+        one = predict(constants, work, way.ranks_per_shard, way)
+        heard_s = constants.root_s_per_rank * one.seconds / CollectorOptions.look_every_s
+        return way.ranks_per_shard * work.envs_per_rank / heard_s if heard_s else math.inf
     alone = work.envs_per_rank / predict(constants, work, 1, way).seconds
     order_bytes = work.order_bytes_per_env * work.envs_per_rank * way.order_rows / way.fragment_length
     nbytes = work.slot_bytes + order_bytes
@@ -164,71 +246,3 @@ def ceiling(constants: Constants, work: Workload, way: Way = LOCKSTEP) -> float:
     per_rank_s = constants.root_s_per_rank / way.fragment_length
     per_rank_s += per_env_s * work.envs_per_rank + constants.beta_s_per_byte * nbytes
     return max(alone, work.envs_per_rank / per_rank_s if per_rank_s else math.inf)
-
-
-@dataclass(frozen=True)
-class ExchangePoint:
-    """What an exchange took that was measured; `num_rows` are the envs of all ranks."""
-
-    num_ranks: int
-    num_rows: int
-    nbytes: float
-    exchange_s: float
-    policy_s: float
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Constants, and the largest relative error of the exchange at a point that they were fitted to."""
-
-    constants: Constants
-    num_points: int
-    worst_error: float
-
-
-def calibrate(points: Sequence[ExchangePoint]) -> Calibration:
-    """Fit the constants to what was measured, by least squares of relative errors, none below 0.
-
-    One rank exchanges no messages, and nobody shares its core: what the root does by itself is fitted to that
-    alone, and only what is left to the jobs of several ranks.  A study with a single number of envs on one rank does
-    not tell envs and ranks from bytes: then all of that is in the bytes.
-
-    NoFit if there are too few points, or they do not tell the parts of the model apart.
-    """
-    alone = [point for point in points if point.num_ranks == 1]
-    several = [point for point in points if point.num_ranks > 1]
-    sizes = {point.num_rows for point in alone}
-    if not sizes or len(several) < NEEDED_POINTS:
-        raise NoFit(f"{len(several)} points of several ranks, {NEEDED_POINTS} and one of one rank are needed")
-    root_parts, message_parts = (_ROOT, _MESSAGES) if len(sizes) > 1 else (_ROOT[:1], _MESSAGES[1:])
-    rows, values = _exchanges(alone)
-    exchange, policy = np.zeros(NUM_EXCHANGE_PARTS), np.zeros(2)
-    exchange[root_parts] = non_negative(rows[:, root_parts], values)
-    policy_parts = _ROOT if len(sizes) > 1 else _ROOT[1:]
-    policy[policy_parts] = non_negative(rows[:, policy_parts], np.array([max(p.policy_s, 1e-9) for p in alone]))
-    rows, values = _exchanges(several)
-    exchange[message_parts] = non_negative(rows[:, message_parts], values, rows[:, root_parts] @ exchange[root_parts])
-    rows, values = _exchanges(points)
-    constants = Constants(*exchange.tolist(), *policy.tolist())
-    return Calibration(constants, len(points), float(np.abs(rows @ exchange / values - 1).max()))
-
-
-def non_negative(columns: np.ndarray, values: np.ndarray, known: np.ndarray | float = 0.0) -> np.ndarray:
-    """Fit `values` by a sum of columns, none of them less than 0 times.  Errors are relative to `values`.
-
-    `known` is a part of the values that is not to be fitted.  NoFit if the points do not tell the columns apart.
-    """
-    from scipy.optimize import nnls
-
-    scale = np.abs(columns).max(axis=0)
-    if (values <= 0).any() or (scale == 0).any():
-        raise NoFit("a value is not positive")
-    relative = columns / scale / values[:, None]
-    if np.linalg.matrix_rank(relative, tol=1e-9 * np.linalg.norm(relative, 2)) < columns.shape[1]:
-        raise NoFit("the points do not tell the parts of the model apart")
-    return nnls(relative, 1 - known / values)[0] / scale
-
-
-def _exchanges(points: Sequence[ExchangePoint]) -> tuple[np.ndarray, np.ndarray]:
-    rows = [exchange_parts(point.num_ranks, point.num_rows, point.nbytes) for point in points]
-    return np.stack(rows), np.array([point.exchange_s for point in points])

@@ -34,19 +34,15 @@ class Listener(Protocol):
         """Note that an env was restarted, before the sink has that step; -1 is the first reset."""
 
 
-@dataclass
 class Tally:
     """Counts over the rows that were collected so far."""
 
-    exchanges: Exchanges
-    env_steps: int = 0  # Transitions: the row after an episode's end is none.
-    num_ended: int = 0  # Envs that the next row only resets.
-    mean_s: float = 0.0  # In lockstep, the seconds of the ranks on average, summed over steps.
-    step_s: np.ndarray = field(init=False)  # Each rank's seconds in its envs.
-    _slowest_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.step_s = np.zeros(self.exchanges.division.num_ranks)
+    def __init__(self, exchanges: Exchanges):
+        self.exchanges, self._slowest_s = exchanges, 0.0
+        self.env_steps = 0  # Transitions: the row after an episode's end is none.
+        self.num_ended = 0  # Envs that the next row only resets.
+        self.mean_s = 0.0  # In lockstep, the seconds of the ranks on average, summed over steps.
+        self.step_s = np.zeros(exchanges.division.num_ranks)  # Each rank's seconds in its envs.
 
     def add(self, block: Block, start: int, stop: int) -> None:
         """Count rows start to stop."""
@@ -240,7 +236,7 @@ class Collector:
         if self.goal is None or self._num_rows == self._num_counted:
             return False
         rows = slice(self._num_counted, self._num_rows)
-        num_ended = sum(int(part.num_ended[rows].sum()) for part in self._unpackers[self._blocks.oldest].values())
+        num_ended = int(self._blocks.oldest.num_ended[rows].sum())
         return num_ended >= self.goal.num_missing or not self.goal.has_reset_rows
 
     def lose(self, rank: int) -> range:
@@ -261,11 +257,9 @@ class Collector:
         return self.num_steps - self._blocks.oldest.start
 
     def _count(self, stop: int) -> None:
-        """Make columns of the rows since the last count, and count them, as far as the goal."""
+        """Count the rows since the last count, as far as the goal."""
         if stop > self._num_counted:
             oldest = self._blocks.oldest
-            for unpacker in self._unpackers[oldest].values():
-                unpacker.unpack(self._num_counted, stop)
             if self.goal is not None:
                 stop = self.goal.count(oldest, self._num_counted, stop)
                 self.num_steps = oldest.start + stop if self.is_over else self.num_steps

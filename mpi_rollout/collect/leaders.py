@@ -51,6 +51,7 @@ class Leaders:
         self._sending: MPI.Request | None = None
         self._signs = np.zeros((2, 1), np.int64)  # Room for the signs to begin and to end; their values say nothing.
         self._has_begun = self._is_told = False
+        self._signed = set[int]()  # The signs that the first leader has given.
         if self.is_first:
             self._inbox = np.zeros_like(self._states)
             self._receiving = [comm.Irecv(self._inbox[rank], rank, STATE_TAG) for rank in self._others]
@@ -58,16 +59,16 @@ class Leaders:
             tags = BEGIN_TAG, STOP_TAG
             self._receiving = [comm.Irecv(sign, ROOT, tag) for sign, tag in zip(self._signs, tags, strict=True)]
 
-    def least(self, num_steps: int) -> int:
-        """Return the steps that all teams have at the start.  **Collective** of leaders."""
-        num_steps = min(self._comm.allgather(num_steps))
-        self._states[:, 1] = num_steps
-        return num_steps
+    def past(self, num_steps: int, nbytes: int) -> tuple[int, int]:
+        """Return the least steps and all bytes that teams have at the start.  **Collective** of leaders."""
+        pasts = self._comm.allgather((num_steps, nbytes))
+        self._states[:, 1] = num_steps = min(least for least, _ in pasts)
+        return num_steps, sum(nbytes for _, nbytes in pasts)
 
     def begin(self) -> bool:
         """Let the others begin, or wait until the first leader lets this one; tell whether the run has not ended."""
         if self.is_first:
-            self._let_begin()
+            self._sign(BEGIN_TAG)
             return True
         while not self._has_begun and not self.is_to_end():
             self._has_begun = bool(self._receiving[0].Test())
@@ -111,10 +112,10 @@ class Leaders:
         self._outcomes[ROOT] = outcome
         while len(self._outcomes) < self._comm.size:
             if is_to_stop() or any(each.code for each in self._outcomes.values()):
-                self._tell_all_to_end()
+                self._sign(BEGIN_TAG, STOP_TAG)
             self._hear()
             sleep(WAIT_S)
-        self._tell_all_to_end()
+        self._sign(BEGIN_TAG, STOP_TAG)
         return [self._outcomes[rank] for rank in sorted(self._outcomes)]
 
     def agree_on(self, code: int) -> int:
@@ -131,20 +132,12 @@ class Leaders:
         if self._comm is not comm:
             self._comm.Free()
 
-    def _tell_all_to_end(self) -> None:
-        self._let_begin()
-        if not self._is_told:
-            self._is_told = True
-            self._send_signs(STOP_TAG)
-
-    def _let_begin(self) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            self._send_signs(BEGIN_TAG)
-
-    def _send_signs(self, tag: int) -> None:
-        for rank in self._others:
-            self._comm.Send(self._signs[0], rank, tag)
+    def _sign(self, *tags: int) -> None:
+        """Give the others signs, each once."""
+        for tag in filter(lambda tag: tag not in self._signed, tags):
+            self._signed.add(tag)
+            for rank in self._others:
+                self._comm.Send(self._signs[0], rank, tag)
 
     def _hear(self) -> None:
         """Take in what others have told."""

@@ -24,10 +24,7 @@ from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
     from mpi_rollout.storage.later_check import LaterCheck
-    from mpi_rollout.storage.shard_writers import ShardWriters
     from mpi_rollout.storage.writer import Writer  # Imports h5py, which is for the root alone.
-
-    AnyWriter = Writer | ShardWriters
 
 RankReport = dict[str, Any]  # What a rank says of itself at the end: its host, envs and seconds by phase.
 STATUS_EVERY_S = 5.0  # The status is written again; on a parallel file system that may take a while.
@@ -40,7 +37,7 @@ class RunState:
     past: Past | None  # Where an earlier start of the run came to.
     past_checks: "Sequence[LaterCheck]" = ()  # Of what it wrote, under way.
     is_continuable: bool = True  # Its envs can be brought back to where they were.
-    writer: "AnyWriter | None" = None  # It and the collector are there when the envs are where the run begins.
+    writer: "Writer | None" = None  # It and the collector are there when the envs are where the run begins.
     collector: Collector | None = None
     seconds: float = 0.0
     catch_up_s: float = 0.0
@@ -51,7 +48,7 @@ class RunState:
     rank: int = ROOT  # Of this process in the job.
 
     @property
-    def file(self) -> "AnyWriter":
+    def file(self) -> "Writer":
         """The writer, once the run is under way."""
         assert self.writer is not None
         return self.writer

@@ -79,20 +79,21 @@ class Root:
         hosts: Sequence[str],
         trace: Trace,
     ):
-        config = team.config
-        self._config, self._output, self._facts, self._hosts, self._team = config, output, facts, hosts, team
+        config, self._hosts, self._all_hosts = team.config, team.hosts or hosts, hosts
+        self._config, self._output, self._facts, self._team = config, output, facts, team
         self._policy = policy
         self._state = RunState(
             output.past, output.checks, facts.reproducibility != Reproducibility.SLICE, rank=worker.rank
         )
-        self._num_before = self._state.num_past if team.leaders is None else team.leaders.least(self._state.num_past)
+        past = self._state.num_past, output.old_nbytes
+        self._num_before, self._old_nbytes = past if team.leaders is None else team.leaders.past(*past)
         self._trace = trace
         self._lengths = FragmentLengths()
         self._driver = Driver(worker.exchanges, worker, config.actions)
         self._status = Status(config.path, config.num_steps, config.num_episodes) if team.speaks else NoStatus()
         self._monitor = Monitor(config, self._driver, self._state, self._status, team.leaders)
         worker.on_stop = self._monitor.progress.close  # Launchers do not wait long.
-        lost_ranks = LostRanks(config, self._driver, dict(zip(team.ranks, hosts, strict=True)), say)
+        lost_ranks = LostRanks(config, self._driver, dict(zip(team.ranks, self._hosts, strict=True)), say)
         self._driver.on_loss = lambda ranks: lost_ranks.note(ranks, self._state)
         end = RunEnd if team.leaders is None else partial(TeamEnd, team)
         self._end = end(config, self._driver, self._state, self._status, self._monitor, lost_ranks, trace)
@@ -225,6 +226,7 @@ class Root:
         # h5py is for the root alone: a worker's imports are the job's start-up time.
         from mpi_rollout.storage import schema
         from mpi_rollout.storage.ownership import check_free_space
+        from mpi_rollout.storage.writer import Writer
 
         spaces, contents = (self._facts.observation_space, self._facts.action_space), self._driver.exchanges.contents
         others = contents.extras + with_masks(contents.kept_infos)
@@ -237,15 +239,16 @@ class Root:
             if not self._config.trajectories:  # Only the policy reads the blocks: they stay in the core's cache.
                 num_rows = min(num_rows, max(self._lengths.most, UNREAD_NBYTES // nbytes))
             check_blocks(NUM_BLOCKS * num_rows * nbytes)
-        size = check_free_space(self._config, nbytes, self._output.old_nbytes)
-        if size and self._team.speaks:
+        whole = self._team.whole
+        if self._team.speaks and (
+            size := check_free_space(whole, Block.row_nbytes(*spaces, whole.num_envs, others), self._old_nbytes)
+        ):  # Of all teams: their shards are in one folder.
             say(f"mpi_rollout: {size}\n")
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
         attributes = self._attributes(self._config, self._hosts)
         self._begin_set()
-        self._state.writer = self._output.open_writer(
-            self._config, attributes, blocks, len(self._hosts), lost, self._monitor.check_own_stop
-        )
+        file = self._output.new_file(self._config, attributes, num_rows, lost, self._monitor.check_own_stop)
+        self._state.writer = Writer(file, blocks if self._config.trajectories else [])
         return self._state.writer if self._config.trajectories else Discard(blocks)
 
     def _attributes(self, config: RolloutConfig, hosts: Sequence[str]) -> dict[str, object]:
@@ -257,7 +260,7 @@ class Root:
         """Make what leads to the shards, or wait for it, where the run writes some."""
         team = self._team
         if team.shard_set is not None:
-            team.shard_set.begin(team.whole, self._attributes(team.whole, team.all_hosts))
+            team.shard_set.begin(team.whole, self._attributes(team.whole, self._all_hosts))
         if team.leaders is not None and not team.leaders.begin():
             raise Interrupted(f"{self._state.place}: stopped, because another rank ends the run")
 

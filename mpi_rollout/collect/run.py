@@ -117,7 +117,7 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
         worker.aborts_if_unheard = True
         root = None
         if source is not None and output is not None:
-            root = Root(team, source, output, worker, facts, team.hosts or hosts, trace)
+            root = Root(team, source, output, worker, facts, hosts, trace)
         code = worker.serve()[1] if root is None else root.drive()
         worker.exchanges.free()
         team.free(comm)

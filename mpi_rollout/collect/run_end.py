@@ -52,7 +52,7 @@ class RunEnd:
         """Close the file of a run that has taken all of its steps; print its summary; return the exit code."""
         figures = self._close(collector, complete=True)
         self._tell_status("complete", 0, figures.file)
-        self._print(json.dumps(figures.as_dict()) if self._config.json else "\n".join(fitted(figures.lines(), 4)))
+        self._print_summary(figures)
         return 0
 
     def _await_check(self) -> None:
@@ -177,6 +177,9 @@ class RunEnd:
             policy_kind=kind_of_name(config.policy),
             compression=config.compression,
         )
+
+    def _print_summary(self, figures: RunFigures) -> None:
+        self._print(json.dumps(figures.as_dict()) if self._config.json else "\n".join(fitted(figures.lines(), 4)))
 
     @staticmethod
     def _print(text: str) -> None:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, cast
 
 from mpi_rollout.collect.leaders import Leaders
 from mpi_rollout.config import RolloutConfig, part_of_run
-from mpi_rollout.core.policy_kinds import CALLED, kind_of_name
 from mpi_rollout.core.teams import Team, shards_of, teams_of
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.world import ROOT
+from mpi_rollout.process.console import say
 from mpi_rollout.ranks import agreement
 from mpi_rollout.ranks.set_up import divided
+from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -44,8 +45,8 @@ class RankTeam:
         The most envs that one file has.
     leaders, hosts
         On the root of a team, the messages to the other ones, and the hosts of the team's ranks.
-    shard_set, all_hosts
-        On the root of the job, the set of shards, and the hosts of all ranks.
+    shard_set
+        On the root of the job, the set of shards.
     """
 
     comm: "MPI.Intracomm"
@@ -57,7 +58,6 @@ class RankTeam:
     widest: int = 0
     leaders: Leaders | None = None
     hosts: tuple[str, ...] = ()
-    all_hosts: tuple[str, ...] = ()
     shard_set: "ClaimedSet | None" = None
 
     def free(self, comm: "MPI.Intracomm") -> None:
@@ -88,7 +88,7 @@ def find_team(config: RolloutConfig, comm: "MPI.Intracomm") -> RankTeam:
     if simulated := os.environ.get(NODES_VARIABLE):
         node = str(comm.rank * int(simulated) // comm.size)
     nodes = comm.gather(node, ROOT)
-    plan, all_hosts = agreement.agree(
+    plan, _ = agreement.agree(
         comm,
         lambda: None if nodes is None else _planned(config, nodes),
         lambda _: {"the configuration": config.to_json()},
@@ -100,7 +100,7 @@ def find_team(config: RolloutConfig, comm: "MPI.Intracomm") -> RankTeam:
     if teams is None:
         return RankTeam(comm, single := replace(config, storage="single"), single, widest=config.num_envs)
     team = _joined(replace(config, storage="sharded"), comm, teams, run)
-    return replace(team, shard_set=shard_set, all_hosts=tuple(all_hosts))
+    return replace(team, shard_set=shard_set)
 
 
 def _planned(config: RolloutConfig, nodes: list[str]) -> tuple["ClaimedSet | None", tuple[Team, ...] | None, str]:
@@ -116,24 +116,37 @@ def _planned(config: RolloutConfig, nodes: list[str]) -> tuple["ClaimedSet | Non
     claimed = claim_set(config)
     shards = claimed.ranges or shards_of(config.num_envs, nodes, config.shards_per_node)
     claimed.ranges = shards
-    return claimed, fitting_teams(config, shards, nodes), claimed.run
+    teams, why = fitting_teams(config, shards, nodes)
+    if len(teams) < len(shards):
+        who = "rank 0 writes" if len(teams) == 1 else f"{len(teams)} ranks write"
+        say(f"mpi_rollout: {who} all {len(shards)} shards, because {why}\n")
+    return claimed, teams, claimed.run
 
 
-def fitting_teams(config: RolloutConfig, shards: Sequence[range], nodes: list[str]) -> tuple[Team, ...]:
-    """Divide ranks into teams, or make one of all of them where a smaller one could not do the run with its envs."""
-    teams = teams_of(shards, nodes, needs_all_envs(config))
+def fitting_teams(config: RolloutConfig, shards: Sequence[range], nodes: list[str]) -> tuple[tuple[Team, ...], str]:
+    """Divide ranks into teams, or make one of all of them where a smaller one could not do the run with its envs.
+
+    Return also why there are fewer teams than shards, if there are.
+    """
+    if why := who_needs_all_envs(config):
+        return teams_of(shards, nodes, is_one=True), why
+    teams = teams_of(shards, nodes)
     try:
         for team in teams:
             divided(config, len(team.envs), len(team.ranks))
     except UsageError:
-        teams = teams_of(shards, nodes, is_one=True)
-    return teams
+        return teams_of(shards, nodes, is_one=True), "a team for each would have too few envs, or no rank for them"
+    return teams, f"there are {counted(len(nodes), 'rank')} on {counted(len({*nodes}), 'node')}"
 
 
-def needs_all_envs(config: RolloutConfig) -> bool:
-    """Tell whether somebody has to see all envs at each step: then rank 0 drives all ranks, and writes all shards."""
-    is_asked_for_all = kind_of_name(config.policy) == CALLED
-    return is_asked_for_all or config.num_episodes is not None or config.on_rank_loss == "shrink"
+def who_needs_all_envs(config: RolloutConfig) -> str:
+    """Say what has to see all envs at each step, so that rank 0 drives all ranks; "" for nothing."""
+    needs = {
+        f"the callable {config.policy} is called for all envs": not (config.is_random or config.has_model),
+        "--num-episodes counts the episodes of all envs": config.num_episodes is not None,
+        "--on-rank-loss shrink is for one team of ranks": config.on_rank_loss == "shrink",
+    }
+    return next((why for why, is_so in needs.items() if is_so), "")
 
 
 def _joined(config: RolloutConfig, comm: "MPI.Intracomm", teams: tuple[Team, ...], run: str) -> RankTeam:

@@ -1,7 +1,6 @@
 """How a run of several teams ends: each leader says how its team has, and the first one completes the set of shards."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,8 @@ from mpi_rollout.collect.team import RankTeam
 from mpi_rollout.errors import Interrupted, PolicyError, RankError, RolloutError, StorageError, as_flag
 from mpi_rollout.exchange.world import ROOT, rank_and_host
 from mpi_rollout.process.clock import utc_now
-from mpi_rollout.process.console import STDOUT, fitted, name_of_stop, say
-from mpi_rollout.storage.status import Status, is_batch_job
+from mpi_rollout.process.console import name_of_stop, say
+from mpi_rollout.storage.status import is_batch_job
 from mpi_rollout.storage.values import merged_wrong
 from mpi_rollout.text import system_words
 
@@ -28,15 +27,15 @@ class TeamEnd(RunEnd):
 
     def __init__(self, team: RankTeam, *others: object):
         super().__init__(*others)  # type: ignore[arg-type]
-        self._team = team
+        assert team.leaders is not None
+        self._team, self._leaders, self._part = team, team.leaders, team.whole.path + ".part"
 
     def complete(self, collector: "Collector") -> int:
         figures = self._close(collector, complete=True)
         return self._settle(Outcome(0, figures.num_steps, figures))
 
     def fail(self, error: RolloutError) -> int:
-        assert self._team.leaders is not None
-        is_first = not self._team.leaders.is_to_end()
+        is_first = not self._leaders.is_to_end()
         self._kept(error)
         stack = error.stack if isinstance(error, RankError | PolicyError) else ""
         is_stopped = isinstance(error, Interrupted)
@@ -45,74 +44,65 @@ class TeamEnd(RunEnd):
         return self._settle(Outcome(error.exit_code, self._state.num_safe, None, said, stack, *kinds))
 
     def _settle(self, outcome: Outcome) -> int:
-        return settle(self._team, outcome, self._status, lambda: self._driver.stop_signal)
+        """Wait for all teams, and end the run as they have ended; return the exit code.  **Collective** of leaders."""
+        outcomes, code = self._leaders.settle(outcome, lambda: bool(self._driver.stop_signal)), 0
+        if outcomes is not None:
+            failed, number = [each for each in outcomes if each.code], self._driver.stop_signal
+            if failed and not outcome.code and number:  # It has come after this team's end, for the others.
+                words = f"{rank_and_host(ROOT)}: stopped by {name_of_stop(number)}"
+                failed.insert(0, Outcome(Interrupted.exit_code, outcome.num_safe, None, words, is_stopped=True))
+            code = self._tell_all(outcomes, failed) if failed else self._complete_set(outcomes)
+        return self._leaders.agree_on(code)
 
-
-def settle(team: RankTeam, outcome: Outcome, status: Status, stop_signal: Callable[[], int] = lambda: 0) -> int:
-    """Wait for all teams, and end the run as they have ended; return the exit code.  **Collective** of leaders."""
-    leaders = team.leaders
-    assert leaders is not None
-    outcomes, code = leaders.settle(outcome, lambda: bool(stop_signal())), 0
-    if outcomes is not None and team.shard_set is not None:
-        failed = [each for each in outcomes if each.code]
-        if failed and not outcome.code and stop_signal():  # It has come after this team's end, for the others.
-            words = f"{rank_and_host(ROOT)}: stopped by {name_of_stop(stop_signal())}"
-            failed.insert(0, Outcome(Interrupted.exit_code, outcome.num_safe, None, words, is_stopped=True))
-        code = _tell_failed(team, outcomes, failed, status) if failed else _complete(team, outcomes, status)
-    return leaders.agree_on(code)
-
-
-def _tell_failed(team: RankTeam, outcomes: list[Outcome], failed: list[Outcome], status: Status) -> int:
-    """Say what has failed first: other teams may have been stopped for it."""
-    cause = min(failed, key=lambda outcome: (outcome.is_stopped, not outcome.is_first_to_end))
-    num_safe = min(outcome.num_safe for outcome in outcomes)
-    part = team.whole.path + ".part"
-    kept = f"; the {steps_before(num_safe)} in {part}" if num_safe else ""
-    if kept and cause.is_stopped and cause.is_resumable:
-        kept += "; the same command continues"
-    say(cause.stack)
-    say(f"mpi_rollout: {cause.message}{kept}\n")
-    assert team.shard_set is not None
-    has_set, state = team.shard_set.drop_if_empty(part, num_safe), "interrupted" if cause.is_stopped else "failed"
-    said = {"exit_code": cause.code, "message": cause.message, "num_steps": num_safe}
-    if not has_set and status.is_first and not is_batch_job():
-        status.remove()  # A first start that came to nothing leaves nothing.
-    else:
-        is_resumable = has_set and all(outcome.is_resumable for outcome in outcomes)
-        status.tell(state, **said, resumable=is_resumable, file=part if has_set else None)
-    if team.whole.json:
-        _print(json.dumps({"error": cause.message + kept, "exit_code": cause.code}))
-    return cause.code
-
-
-def _complete(team: RankTeam, outcomes: list[Outcome], status: Status) -> int:
-    """Make one data set of the shards; print the summary."""
-    from mpi_rollout.storage.run_file import Ending
-    from mpi_rollout.storage.schema import INTERVAL
-    from mpi_rollout.storage.set_end import complete_manifest
-
-    assert team.shard_set is not None and team.leaders is not None
-    figures = merged(team, outcomes)
-    ending = Ending(utc_now(), 0, 0.0, [], [], complete=True)
-    if figures is not None:
-        totals = figures.env_steps, figures.seconds, figures.ranks, figures.limit
-        ending = Ending(utc_now(), *totals, complete=True, advice=figures.advice)
-    try:
-        complete_manifest(team.whole.path, ending, np.array(team.leaders.intervals, INTERVAL), team.shard_set.replaces)
-    except (RolloutError, OSError, RuntimeError) as error:  # HDF5 reports a full disk as RuntimeError.
-        code = error.exit_code if isinstance(error, RolloutError) else StorageError.exit_code
-        if isinstance(error, RolloutError):
-            words = error.shown(as_flag)
+    def _tell_all(self, outcomes: list[Outcome], failed: list[Outcome]) -> int:
+        """Say what has failed first: other teams may have been stopped for it."""
+        cause = min(failed, key=lambda outcome: (outcome.is_stopped, not outcome.is_first_to_end))
+        num_safe, part = min(outcome.num_safe for outcome in outcomes), self._part
+        kept = f"; the {steps_before(num_safe)} in {part}" if num_safe else ""
+        if kept and cause.is_stopped and cause.is_resumable:
+            kept += "; the same command continues"
+        say(cause.stack)
+        say(f"mpi_rollout: {cause.message}{kept}\n")
+        assert self._team.shard_set is not None
+        has_set = self._team.shard_set.drop_if_empty(part, num_safe)
+        if not has_set and self._status.is_first and not is_batch_job():
+            self._status.remove()  # A first start that came to nothing leaves nothing.
         else:
-            way_out = "then the same command continues"
-            words = f"cannot write {team.whole.path}: {system_words(error)}; make room or move what is there, {way_out}"
-        return _tell_failed(team, outcomes, [Outcome(code, outcomes[0].num_safe, None, words)], status)
-    values = {"exit_code": 0, "message": "", "num_steps": outcomes[0].num_safe}
-    status.tell("complete", **values, resumable=False, file=team.whole.path)
-    if figures is not None:
-        figures = replace(figures, file=team.whole.path)
-        _print(json.dumps(figures.as_dict()) if team.whole.json else "\n".join(fitted(figures.lines(), 4)))
-    return 0
+            state = "interrupted" if cause.is_stopped else "failed"
+            said = {"exit_code": cause.code, "message": cause.message, "num_steps": num_safe}
+            is_resumable = has_set and all(outcome.is_resumable for outcome in outcomes)
+            self._status.tell(state, **said, resumable=is_resumable, file=part if has_set else None)
+        if self._config.json:
+            self._print(json.dumps({"error": cause.message + kept, "exit_code": cause.code}))
+        return cause.code
+
+    def _complete_set(self, outcomes: list[Outcome]) -> int:
+        """Make one data set of the shards; print the summary."""
+        from mpi_rollout.storage.run_file import Ending
+        from mpi_rollout.storage.schema import INTERVAL
+        from mpi_rollout.storage.set_end import complete_manifest
+
+        assert self._team.shard_set is not None
+        figures, path = merged(self._team, outcomes), self._team.whole.path
+        ending = Ending(utc_now(), 0, 0.0, [], [], complete=True)
+        if figures is not None:
+            totals = figures.env_steps, figures.seconds, figures.ranks, figures.limit
+            ending = Ending(utc_now(), *totals, complete=True, advice=figures.advice)
+        intervals, words = np.array(self._leaders.intervals, INTERVAL), ""
+        try:
+            complete_manifest(path, ending, intervals, self._team.shard_set.replaces)
+        except RolloutError as error:
+            code, words = error.exit_code, error.shown(as_flag)
+        except (OSError, RuntimeError) as error:  # HDF5 reports a full disk as RuntimeError.
+            way_out = "make room or move what is there, then the same command continues"
+            code, words = StorageError.exit_code, f"cannot write {path}: {system_words(error)}; {way_out}"
+        if words:
+            return self._tell_all(outcomes, [Outcome(code, outcomes[0].num_safe, None, words)])
+        values = {"exit_code": 0, "message": "", "num_steps": outcomes[0].num_safe}
+        self._status.tell("complete", **values, resumable=False, file=path)
+        if figures is not None:
+            self._print_summary(replace(figures, file=path))
+        return 0
 
 
 def merged(team: RankTeam, outcomes: list[Outcome]) -> RunFigures | None:
@@ -145,7 +135,3 @@ def merged(team: RankTeam, outcomes: list[Outcome]) -> RunFigures | None:
         catch_up_s=max(each.catch_up_s for each in told),
         wrong_values=merged_wrong([(start, each.wrong_values) for start, each in zip(starts, told, strict=True)]),
     )
-
-
-def _print(text: str) -> None:
-    say(f"{text}\n", STDOUT)

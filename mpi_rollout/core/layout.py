@@ -6,7 +6,7 @@ message, too.  A *block* is columns with a leading time axis.  Both are laid out
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 
@@ -62,9 +62,9 @@ HEADER = (  # Eight bytes each, in the first cache line.
 class SlotLayout:
     """Where the parts of a slot's row lie, for `capacity` envs each, `nbytes` in all.
 
-    Header and outcomes (results and `columns.FURTHER`) come first, `head_nbytes`: a run can keep them in one copy.
-    Then come observations; and only where they are wanted actions, extras, final observations, and infos (for each its
-    values and a mask of the envs that have it).
+    Header and outcomes (results and `columns.FURTHER`) come first, `head_nbytes`.  Then come observations; and only
+    where they are wanted actions, extras, final observations, and infos (for each its values and a mask of the envs
+    that have it).
 
     Parameters
     ----------
@@ -95,21 +95,17 @@ class SlotLayout:
         starts = list(accumulate(sizes, initial=ALIGNMENT))
         offsets = [*(8 * index for index in range(len(HEADER))), *starts]
         self.nbytes, self.head_nbytes = starts[-1], starts[len(outcomes)]
-        self._row = _record(formats, offsets, self.nbytes)
-        self._head = _record(formats[: len(HEADER) + len(outcomes)], offsets, self.head_nbytes)
+        names = [str(index) for index in range(len(formats))]
+        offsets = offsets[: len(names)]
+        self._row = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": self.nbytes})
 
     def header(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Return views (*lead,) of the fields of `HEADER` in rows or heads of slots, an array (*lead, nbytes)."""
+        """Return views (*lead,) of the fields of `HEADER` in rows of slots, an array (*lead, nbytes)."""
         return self._fields(rows)[: len(HEADER)]
 
-    def outcomes(self, heads: np.ndarray) -> list[np.ndarray]:
-        """Return views (*lead, capacity) of the outcomes in heads of slots, an array (*lead, head_nbytes)."""
-        return self._fields(heads)[len(HEADER) :]
-
     def _fields(self, buffer: np.ndarray) -> list[np.ndarray]:
-        record = self._row if buffer.shape[-1] == self.nbytes else self._head
-        rows = buffer.view(record)[..., 0]
-        return [rows[name] for name in record.names or ()]
+        rows = buffer.view(self._row)[..., 0]
+        return [rows[name] for name in self._row.names or ()]
 
     def columns(self, rows: np.ndarray, num_envs: int) -> Columns:
         """Return views of shape (*lead, num_envs, ...) of all columns of rows, an array (*lead, nbytes)."""
@@ -126,18 +122,13 @@ class SlotLayout:
         return Columns(tree_of(self.observation_space, observations), rewards, terminations, truncations, *arrays)
 
 
-def _record(formats: list[tuple[np.dtype, tuple[int, ...]]], offsets: list[int], nbytes: int) -> np.dtype:
-    names = [str(index) for index in range(len(formats))]
-    return np.dtype({"names": names, "formats": formats, "offsets": offsets[: len(names)], "itemsize": nbytes})
-
-
 class Block:
     """`num_rows` consecutive steps of all envs: observation t, action t, and what followed it, in row t.
 
-    `named` holds the C-contiguous arrays of shape (num_rows, num_envs, ...) by their path in a file.  The tree
-    `observations` shares their memory.  `info_arrays` are values and mask of each info; those of row t came with
-    observation t.  `state_arrays` are those of observations and infos together, `final_arrays` their last ones.
-    `step_s` and `num_ended` (num_rows, num_slots) are the seconds of the slots' steps, and the ends of their episodes.
+    `named` holds the C-contiguous arrays of shape (num_rows, num_envs, ...) by their path in a file.  `info_arrays` are
+    values and mask of each info; those of row t came with observation t.  `state_arrays` are those of observations and
+    infos together, `final_arrays` their last ones.  `step_s` and `num_ended` (num_rows, num_slots) are the seconds of
+    the slots' steps, and the ends of their episodes.
 
     Parameters
     ----------
@@ -163,7 +154,8 @@ class Block:
         self.num_rows = num_rows
         self.start = 0  # The step of row 0.
         self.named: dict[str, np.ndarray] = {}
-        self.step_s, self.num_ended = np.zeros((num_rows, num_slots)), np.zeros((num_rows, num_slots), np.int64)
+        self.headers = np.zeros((num_rows, num_slots, len(HEADER)), np.int64)  # Those of the slots' rows.
+        self.step_s, self.num_ended = self.headers[..., 0].view(np.float64), self.headers[..., -1]
         described = {"observation": leaves(observation_space), "action": leaves(action_space)}
         described |= {"extra": extras, "info": infos}
         stored = {} if counts_only else stored_leaves(described, is_recording=has_final_observations)
@@ -177,20 +169,9 @@ class Block:
         self.final_observation_arrays, self.final_info_arrays = arrays["final_observations"], arrays["final_infos"]
         self.state_arrays = self.observation_arrays + self.info_arrays
         self.final_arrays = self.final_observation_arrays + self.final_info_arrays
-        self.results: tuple[np.ndarray, ...] = ()
-        if counts_only:
-            return
-        self.results = tuple(self.named[leaf.path] for leaf in RESULTS)
-        self.rewards, self.terminations, self.truncations = self.results
-        self.observations = tree_of(observation_space, self.observation_arrays)
-        self._space = observation_space
-        self._is_single = isinstance(self.observations, np.ndarray)
-
-    def observations_of(self, row: int, envs: slice = slice(None)) -> Tree:
-        """Return the batched observations of some envs in one row, C-contiguous views of shape (num_envs, ...)."""
-        if self._is_single:
-            return self.observations[row, envs]
-        return tree_of(self._space, (array[row, envs] for array in self.observation_arrays))
+        self.results = tuple(self.named[leaf.path] for leaf in RESULTS if leaf.path in stored)
+        if not counts_only:
+            self.rewards, self.terminations, self.truncations = self.results
 
     @staticmethod
     def row_nbytes(observation_space: Space, action_space: Space, num_envs: int, others: tuple[Leaf, ...] = ()) -> int:
@@ -210,42 +191,28 @@ def split_by_rank(array: np.ndarray, partition: Partition) -> list[np.ndarray]:
 class SlotUnpacker:
     """A block seen as the slots are, so that the slots of all ranks and envs take a few strided copies.
 
-    Observations are laid at once, because a policy waits for them.  Of a step's results only the heads of the slots
-    are kept, in one copy; `unpack` makes columns of them for many steps at a time.
-
     Parameters
     ----------
     slots
         Those of all ranks of `partition`, of shape (num_ranks, num_rows, layout.nbytes).
     slot_columns
-        The columns of `block.step_s` and `block.num_ended` that belong to these slots.
-
-    Attributes
-    ----------
-    num_ended
-        Of each row of the block and each slot, the envs that the next step only resets, before `unpack` too.
+        Which of all slots these are, in `block.headers`.
     """
 
     def __init__(
         self, block: Block, layout: SlotLayout, partition: Partition, slots: np.ndarray, slot_columns: slice
     ) -> None:
-        self.block, self._slots = block, slot_columns
-        self._slot_heads = slots[:, :, : layout.head_nbytes].swapaxes(0, 1)
-        self._heads = np.zeros((block.num_rows, partition.num_ranks, layout.head_nbytes), np.uint8)
-        self._step_s, _, _, self.num_ended = layout.header(self._heads)
         columns = layout.columns(slots, layout.capacity)
-        infos = [column for pair in columns.info_arrays for column in pair][: len(block.info_arrays)]
-        states = [*columns.observation_arrays, *infos]
-        self._observations = _pairs([*block.observation_arrays, *block.info_arrays], states, partition)
-        actions = _pairs(block.action_arrays[: len(layout.actions)], columns.action_arrays, partition)
-        self._actions = actions + _pairs(block.extra_arrays[: len(layout.extras)], columns.extra_arrays, partition)
-        outcomes = zip(OUTCOMES, layout.outcomes(self._heads), strict=False)
-        kept = [(block.named[leaf.path], column) for leaf, column in outcomes if leaf.path in block.named]
-        self._results = [
-            (target, column[:, ranks.ranks, : ranks.envs_per_rank])
-            for array, column in kept
-            for ranks, target in zip(partition.ranges, split_by_rank(array, partition), strict=True)
-        ]
+        # Either side may have some that the other one does not have.
+        states = [*columns.observation_arrays, *(column for pair in columns.info_arrays for column in pair)]
+        self._observations = _by_rank(zip(block.state_arrays, states, strict=False), partition)
+        outcomes = zip(OUTCOMES, [*columns.results, *columns.further.values()], strict=False)
+        pairs = [(block.named[leaf.path], column) for leaf, column in outcomes if leaf.path in block.named]
+        pairs += zip(block.action_arrays, columns.action_arrays, strict=False)
+        pairs += zip(block.extra_arrays, columns.extra_arrays, strict=False)
+        self._room = slots.shape[1]
+        headers = slots[:, :, : block.headers[0, 0].nbytes].view(np.int64).swapaxes(0, 1)
+        self._results = [(block.headers[:, slot_columns], headers), *_by_rank(pairs, partition)]
 
     def lay_observations(self, row: int, start: int = 0, stop: int = 1) -> None:
         """Lay the observations, and infos, of rows start to stop of the slots into the block, from `row` on."""
@@ -258,27 +225,18 @@ class SlotUnpacker:
         return [(target[row], source[0]) for target, source in self._observations]
 
     def lay_results(self, row: int, num_rows: int = 1) -> None:
-        """Keep the results of the first rows of the slots for `row` and the next ones; lay actions and extras."""
-        rows = slice(row, row + num_rows)
-        self._heads[rows] = self._slot_heads[:num_rows]
-        for target, source in self._actions:
-            target[rows] = source[:num_rows]
-
-    def unpack(self, start: int, stop: int) -> None:
-        """Make columns of the results of rows start to stop."""
-        rows = slice(start, stop)
-        self.block.step_s[rows, self._slots] = self._step_s[rows]
-        self.block.num_ended[rows, self._slots] = self.num_ended[rows]
+        """Lay the first rows of the slots, but for their observations and infos, into `row` and the next ones."""
+        rows, is_whole = slice(row, row + num_rows), num_rows == self._room
         for target, source in self._results:
-            target[rows] = source[rows]
+            target[rows] = source if is_whole else source[:num_rows]
 
 
-def _pairs(
-    arrays: Sequence[np.ndarray], columns: Sequence[np.ndarray], partition: Partition
+def _by_rank(
+    pairs: Iterable[tuple[np.ndarray, np.ndarray]], partition: Partition
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return views of a block's arrays and of the slots' columns, alike in shape: (num_rows, ranks, envs, ...)."""
     return [
         (target, column[ranks.ranks, :, : ranks.envs_per_rank].swapaxes(0, 1))
-        for array, column in zip(arrays, columns, strict=True)
+        for array, column in pairs
         for ranks, target in zip(partition.ranges, split_by_rank(array, partition), strict=True)
     ]

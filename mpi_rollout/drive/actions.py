@@ -11,7 +11,7 @@ import numpy as np
 from mpi_rollout.core.columns import with_masks
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.policy_kinds import MADE
-from mpi_rollout.core.spaces import Space, Tree, leaves, rows_of, tree_of
+from mpi_rollout.core.spaces import Space, Tree, rows_of, tree_of
 from mpi_rollout.drive.blocks import Blocks
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
@@ -274,13 +274,9 @@ def last_observations(space: Space, spans: Sequence[Span], blocks: Blocks) -> Tr
 
     The policy may write into them: they share no memory with the block, which is stored.
     """
-    views = []
-    for lane, step, _ in spans:
-        block, row = blocks.at(step)
-        views.append(block.observations_of(row, lane.envs))
-    if isinstance(views[0], np.ndarray):
-        return np.concatenate(views)
-    return tree_of(space, (np.concatenate([leaf.of(view) for view in views]) for leaf in leaves(space)))
+    places = [(*blocks.at(step), lane.envs) for lane, step, _ in spans]
+    parts = zip(*([array[row, envs] for array in block.observation_arrays] for block, row, envs in places), strict=True)
+    return tree_of(space, map(np.concatenate, parts))
 
 
 def _asked(policy: Callable[..., Given], *arguments: object) -> Given:

@@ -8,11 +8,12 @@ or the ranks choose them.  Each step fills a row of the slot, and as many rows c
 
 Only infos that have no column are pickled: they follow the slot in a message of its rank, if its envs say anything.
 
-Measured on two cores under Open MPI 5 (2026-11-21): a Gatherv of its own brings a large observation column directly to
-its final place.  Compared with unpacking it from the slot, this is slower below 64 KiB a rank, and saves 20 % of an
-exchange at 3 MiB.  That is 1 % of a step of the image envs for which it happens.  So there is only one way.
+Large slots lie in memory that all ranks share, where they can: see `shared_memory`.  Then a rank writes where the root
+reads, and its message is a mere flag, which says that the slot is full.  The root is done with a slot before its next
+order goes out, so there is one of each.
 """
 
+import math
 import pickle
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 WAY_OUT = 'name the infos that are wanted, or connect(..., infos="none")'
+FLAG_NBYTES = 8
 RowInfos = tuple[int, bytes | InfoDict]  # A row of a slot, and what its envs say.
 
 
@@ -66,6 +68,7 @@ class Exchange:
         kind: type[Transport],
         wait: Wait,
         first_slot: int = 0,
+        memory: np.ndarray | None = None,
     ) -> None:
         self.contents, self.partition, self.envs = contents, partition, partition.envs_of(comm.rank - first_rank)
         ranks = range(first_rank, first_rank + partition.num_ranks)
@@ -75,7 +78,7 @@ class Exchange:
         self.layout = contents.slot_layout(partition.capacity)
         self.infos = SlotInfos(comm, partition, first_rank)
         self._slot_rows: list[Columns] = []
-        self.transport = kind(Buffers(comm, self.order.buffer, *self._lay_out_slots(1), ranks), wait)
+        self.transport = kind(Buffers(comm, self.order.buffer, *self._lay_out_slots(1, memory), ranks), wait)
 
     @property
     def slot_rows(self) -> list[Columns]:
@@ -84,26 +87,32 @@ class Exchange:
             self._slot_rows = [self.layout.columns(row, len(self.envs)) for row in self._slot]
         return self._slot_rows
 
-    def make_room(self, num_rows: int) -> None:
+    def make_room(self, num_rows: int, memory: np.ndarray | None = None) -> None:
         """Make room in slots for fragments of so many steps.  All ranks do it between the same two orders."""
-        self.transport.use_slots(*self._lay_out_slots(num_rows))
+        self.transport.use_slots(*self._lay_out_slots(num_rows, memory))
 
-    def _lay_out_slots(self, room: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Make this rank's slot, and on the root those of all ranks; return them."""
+    def _lay_out_slots(self, room: int, memory: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Make this rank's slot, and on the root those of all ranks; return what the transport carries for them."""
         layout, num_ranks, is_root = self.layout, self.partition.num_ranks, self.comm.rank == ROOT
-        slots = np.zeros((num_ranks if is_root else 1, room, layout.nbytes), np.uint8)
-        self.room = room
+        shape, own = (num_ranks, room, layout.nbytes), self.comm.rank - self.first_rank
+        self.room, self._is_shared = room, memory is not None
+        if memory is not None:
+            slots = memory[self.slot_columns].reshape(-1)[: math.prod(shape)].reshape(shape)
+            carried = np.zeros((num_ranks, 1, FLAG_NBYTES), np.uint8)
+        else:
+            carried = slots = np.zeros(shape if is_root else (1, *shape[1:]), np.uint8)
+            own = 0
         if is_root:
             self.slots, self.columns = slots, layout.columns(slots, layout.capacity)
             header = layout.header(slots.reshape(-1, layout.nbytes))
             step_s, self.marks, has_infos, self.num_ended = (field.reshape(num_ranks, room) for field in header)
             self.step_s, self.infos.has_message = step_s[:, 0], has_infos[:, 0]
         if self.has_own_slot:
-            self._slot: np.ndarray = slots[0]
+            self._slot: np.ndarray = slots[own]
             self._slot_rows = []
             self.own_step_s, self.own_marks, self._own_has_infos, self.own_num_ended = layout.header(self._slot)
             self.slot = layout.columns(self._slot, len(self.envs))
-        return self._slot if self.has_own_slot else None, slots if is_root else None
+        return carried[own] if self.has_own_slot else None, carried if is_root else None
 
     def post_steps(self, actions: Sequence[np.ndarray] | None, num_steps: int, step: int) -> None:
         """Order steps, the first of which is `step`: the root's side of `await_order`.
@@ -149,11 +158,11 @@ class Exchange:
         self._own_has_infos[0] = self.infos.post()
         if self.transport.is_short() and self.own_marks[0] == 0:
             self.own_marks[0] = SHORT
-        self.transport.post_slot(self.order.num_rows)
+        self.transport.post_slot(1 if self._is_shared else self.order.num_rows)
 
     def await_slots(self) -> None:
         """Wait for all slots.  Then a `SlotUnpacker` lays them into rows, in env order."""
-        self.transport.await_slots(self.order.num_rows)
+        self.transport.await_slots(1 if self._is_shared else self.order.num_rows)
         if self.transport.lost_ranks:
             self.marks[self.transport.lost_ranks, 0] = LOST
             self.transport.lost_ranks.clear()

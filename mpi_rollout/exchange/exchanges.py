@@ -4,6 +4,7 @@ One over all ranks is lockstep; two over halves of the envs are double buffering
 is ready first is served first.
 """
 
+import math
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -12,6 +13,7 @@ from mpi_rollout.core.partition import Division
 from mpi_rollout.exchange.direct import DirectTransport, SwitchingTransport
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.orders import Contents
+from mpi_rollout.exchange.shared_memory import shared_zeros
 from mpi_rollout.exchange.surviving import ShrinkingTransport
 from mpi_rollout.exchange.transports import CollectiveTransport, Transport
 from mpi_rollout.exchange.waiting import Wait, wait_maker
@@ -19,6 +21,9 @@ from mpi_rollout.exchange.world import ROOT
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+LEAST_NBYTES = 2**16  # Of a slot.  To share smaller ones gains some microseconds at most (results/measured/README.md).
 
 
 class Exchanges:
@@ -53,11 +58,13 @@ class Exchanges:
         comms = self._comms * len(partitions) if division.first_ready else self._comms
         self.all: list[Exchange] = []
         self.num_slots = 0
+        memory = self._shared_memory(1)
         for exchange_comm, (first_rank, partition) in zip(comms, partitions, strict=True):
             if comm.rank == ROOT or comm.rank in range(first_rank, first_rank + partition.num_ranks):
                 kind = self._kind(first_rank)
                 wait = Wait() if kind is SwitchingTransport else make_wait()
-                self.all.append(Exchange(exchange_comm, partition, first_rank, contents, kind, wait, self.num_slots))
+                how = contents, kind, wait, self.num_slots, memory
+                self.all.append(Exchange(exchange_comm, partition, first_rank, *how))
             self.num_slots += partition.num_ranks
         # A communicator that shrinks is the only one, so all its ranks send the same messages in the same order.  Its
         # transport has also those methods of a communicator that are needed here.
@@ -65,6 +72,27 @@ class Exchanges:
         self.rank_of_slot = np.concatenate([first + np.arange(partition.num_ranks) for first, partition in partitions])
         self.callers = [each for each in self.all if each.first_rank != ROOT] if division.first_ready else self.all[:1]
         self._noted: list[int] = []  # Callers whose slots have come, and are not taken yet.
+
+    def _shared_memory(self, room: int) -> np.ndarray | None:
+        """Return room for all slots, (num_slots, room, nbytes), if it pays and the ranks can share it.  **Collective**.
+
+        A job that goes on without lost ranks keeps to messages: nobody knows what such a rank has written.
+        """
+        if self.division.num_ranks == 1 or self.is_surviving:
+            return None
+        partitions = [partition for _, partition in self.division.partitions]
+        nbytes = self.contents.slot_layout(max(partition.capacity for partition in partitions)).nbytes
+        if room * nbytes < LEAST_NBYTES:
+            return None
+        shape = sum(partition.num_ranks for partition in partitions), room, nbytes
+        memory = shared_zeros(self._comms[0], math.prod(shape))
+        return None if memory is None else memory.reshape(shape)
+
+    def make_room(self, num_rows: int) -> None:
+        """Make room in all slots for fragments of so many steps; for between two orders.  **Collective**."""
+        memory = self._shared_memory(num_rows)
+        for exchange in self.all:
+            exchange.make_room(num_rows, memory)
 
     def _kind(self, first_rank: int) -> type[Transport]:
         if self.is_surviving:

@@ -17,7 +17,7 @@ from mpi_rollout.exchange.mpi_start import ROOT, claimed_size, loaded_mpi, start
 
 TYPE_CHECKING = False  # `typing` takes time to import.
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import CodeType
 
     from mpi4py import MPI
@@ -29,35 +29,6 @@ LIMIT, START_TIMEOUT_S = "--start-timeout-s", 600.0
 LONGEST_S = 0.02  # Between two looks of a rank that waits: its core is free for the root's imports.
 ELSEWHERE = {"-h", "--help", "--version", "--dry-run"}  # What starts no MPI.
 _early: list[bool] = []  # Not empty from the start of MPI here until the ranks have met in a run.
-
-
-class Recorded(SourceFileLoader):
-    """Reads a module as Python does, and keeps its code for the others."""
-
-    codes: "dict[str, CodeType]" = {}
-
-    def get_code(self, fullname: str) -> "CodeType | None":
-        code = super().get_code(fullname)
-        if code is not None:
-            self.codes[fullname] = code
-        return code
-
-
-class Recorder:
-    """Finds modules as Python does, and notes where they are."""
-
-    def __init__(self) -> None:
-        self.places: dict[str, Place] = {}
-
-    def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: object = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path)
-        if spec is not None and type(spec.loader) in (SourceFileLoader, ExtensionFileLoader):
-            assert spec.origin is not None
-            locations = spec.submodule_search_locations
-            self.places[name] = spec.origin, None if locations is None else [*locations]
-            if isinstance(spec.loader, SourceFileLoader):
-                spec.loader = Recorded(name, spec.origin)
-        return spec
 
 
 class Sent(SourceFileLoader):
@@ -118,7 +89,7 @@ def send(load: "Callable[[], None]", arguments: "Sequence[str]") -> None:
         timeout_s = float(typed(arguments, LIMIT))
     except ValueError:  # It is not given, or will be refused.
         timeout_s = START_TIMEOUT_S
-    marks, recorder = repr((sys.version, sys.path, sys.flags)).encode(), Recorder()
+    marks = repr((sys.version, sys.path, sys.flags)).encode()
     start_mpi_on_all_ranks(timeout_s, LIMIT)
     _early.append(True)
     mpi = loaded_mpi()
@@ -126,12 +97,9 @@ def send(load: "Callable[[], None]", arguments: "Sequence[str]") -> None:
         return
     comm, sizes, packed = mpi.COMM_WORLD, bytearray(16), bytearray()
     if comm.rank == ROOT:
-        before = sys.meta_path.index(PathFinder)
-        sys.meta_path.insert(before, recorder)
+        before = {*sys.modules}
         load()
-        sys.meta_path.remove(recorder)
-        packed += marks + marshal.dumps((recorder.places, Recorded.codes))
-        Recorded.codes.clear()
+        packed += marks + marshal.dumps(found(sys.modules.keys() - before))
         sizes = bytearray(len(marks).to_bytes(8, "little") + len(packed).to_bytes(8, "little"))
     _await(comm.Ibcast(sizes, ROOT), comm, timeout_s)
     num_marks, num_bytes = (int.from_bytes(sizes[place : place + 8], "little") for place in (0, 8))
@@ -140,6 +108,22 @@ def send(load: "Callable[[], None]", arguments: "Sequence[str]") -> None:
     if comm.rank != ROOT and packed[:num_marks] == marks:
         finder = SentFinder(*marshal.loads(memoryview(packed)[num_marks:]))
         sys.meta_path.insert(sys.meta_path.index(PathFinder), finder)
+
+
+def found(names: "Iterable[str]") -> "tuple[dict[str, Place], dict[str, CodeType]]":
+    """Return where modules are that were just imported, and the code of those in Python."""
+    places: dict[str, Place] = {}
+    codes: dict[str, CodeType] = {}
+    for name in names:
+        spec = getattr(sys.modules[name], "__spec__", None)
+        if not isinstance(spec, ModuleSpec) or spec.name != name or spec.origin is None:
+            continue  # It made something else of itself.
+        locations = spec.submodule_search_locations
+        if type(spec.loader) is SourceFileLoader and (code := spec.loader.get_code(name)) is not None:
+            codes[name] = code
+        if name in codes or type(spec.loader) is ExtensionFileLoader:
+            places[name] = spec.origin, None if locations is None else [*locations]
+    return places, codes
 
 
 def _await(request: "MPI.Request", comm: "MPI.Intracomm", timeout_s: float) -> None:

@@ -3,7 +3,7 @@
 Those that can take a whole fragment in one call write it into the slot.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,8 @@ class NativeSlice(Slice):
     def use_slot(self) -> None:
         """Fill the slot that the exchange has now; where nobody reads it, columns of our own are checked."""
         self._counts_only = not self.exchange.layout.observations
-        self._columns_of_length = dict[int, RolloutColumns]()
+        if self._rollout is not None:
+            self._columns = self._rollout_columns()
         if self._counts_only:
             layout = SlotLayout(self.envs.single_observation_space, self.envs.num_envs)
             self._unread = layout.columns(np.zeros(layout.nbytes, np.uint8), self.envs.num_envs)
@@ -64,36 +65,35 @@ class NativeSlice(Slice):
         super().use_policy(choose, view)
         self._rollout = None
 
-    def _can_roll(self) -> bool:
+    def _fill_rows(self, actions: list[np.ndarray], choices: list[np.ndarray], is_to_stop: Callable[[], bool]) -> None:
         has_masks = self.masks is not None and bool(self.masks.places)
-        return self._rollout is not None and self._replaying is None and not has_masks
+        if self._rollout is None or self._replaying is not None or has_masks:
+            super()._fill_rows(actions, choices, is_to_stop)
+        else:
+            self._roll(self._rollout, actions[0])
 
-    def _roll(self, actions: np.ndarray) -> None:
-        assert self._rollout is not None, "it was asked whether it can"
-        num_rows, num_ended = len(actions), self.exchange.own_num_ended
-        if num_rows not in self._columns_of_length:
-            self._columns_of_length[num_rows] = self._columns_of(num_rows)
-        columns = self._columns_of_length[num_rows]
+    def _roll(self, rollout: Rollout, actions: np.ndarray) -> None:
+        """Take all steps of an order in one call, which no signal cuts short."""
+        num_rows, num_ended, columns = len(actions), self.exchange.own_num_ended, self._columns
         self._num_calls += 1
-        self._rollout.rollout(actions, columns)
+        rollout.rollout(actions, columns)
         self.num_steps += num_rows
         self.num_done = num_rows
         if self.has_reset_rows:
             assert columns.terminations is not None and columns.truncations is not None
-            ends = columns.terminations | columns.truncations
+            ends = columns.terminations[:num_rows] | columns.truncations[:num_rows]
             num_ended[:num_rows] = [np.count_nonzero(row) for row in ends]  # With axis=1 it takes longer.
         else:
             num_ended[:num_rows] = 0
 
-    def _columns_of(self, num_rows: int) -> RolloutColumns:
-        """Return the first rows of the slot's columns; where nobody reads them, those of the ends alone."""
-        if self._counts_only and not self.has_reset_rows:
+    def _rollout_columns(self) -> RolloutColumns:
+        """Return the slot's columns; where nobody reads them, those of the ends alone."""
+        if not self._counts_only:
+            return RolloutColumns(*self.exchange.slot.observation_arrays, *self.exchange.slot.results)
+        if not self.has_reset_rows:
             return RolloutColumns()
-        if self._counts_only:
-            ends = np.zeros((2, num_rows, len(self.env_indices)), np.bool_)
-            return RolloutColumns(terminations=ends[0], truncations=ends[1])
-        columns = [*self.exchange.slot.observation_arrays, *self.exchange.slot.results]
-        return RolloutColumns(*(column[:num_rows] for column in columns))
+        ends = np.zeros((2, self.exchange.room, len(self.env_indices)), np.bool_)
+        return RolloutColumns(terminations=ends[0], truncations=ends[1])
 
     def _step(self, actions: Tree, _row: int) -> Step:
         """Take a step; these envs may write to their actions."""

@@ -150,9 +150,7 @@ def describe_spec(spec: EnvSpec | None) -> str:
 
 
 def _described(value: object) -> object:
-    if isinstance(value, WrapperSpec):
-        return vars(value)
-    return name_of(value) if callable(value) else repr(value)
+    return vars(value) if isinstance(value, WrapperSpec) else name_of(value) if callable(value) else repr(value)
 
 
 def can_be_pickled(value: object) -> bool:

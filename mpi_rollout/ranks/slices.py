@@ -97,14 +97,6 @@ class Slice(ABC):
     def _set(self, places: Sequence[int], name: str, values: Sequence[object]) -> None:
         """Set an attribute of the envs at these places, a value each."""
 
-    def _can_roll(self) -> bool:
-        """Tell whether the envs can take the steps of the last order in one call."""
-        return False
-
-    def _roll(self, actions: np.ndarray) -> None:
-        """Take all steps of an order in one call, which no signal cuts short."""
-        raise NotImplementedError
-
     def use_policy(self, choose: Choose, view: PolicyView | None) -> None:
         """Let a policy choose where an order leaves that to the ranks; `view` is told what steps return, if given."""
         self._choose, self._view = choose, view
@@ -116,10 +108,8 @@ class Slice(ABC):
         An int seeds env i with seed + i, as Gymnasium does; natively vectorized envs make of it what they promise.
         """
         mine = slice(self.env_indices.start, self.env_indices.stop)
-        if isinstance(seed, int):
-            seed += self._first_seed
-        elif seed is not None:
-            seed = seed[mine]
+        if seed is not None:
+            seed = seed + self._first_seed if isinstance(seed, int) else seed[mine]
         if isinstance(options, list):
             options = options[mine]
         if mask is not None:
@@ -135,8 +125,7 @@ class Slice(ABC):
 
     def do(self, command: int, arguments: tuple[Any, ...], is_to_stop: Callable[[], bool]) -> None:
         """Do what an order says, and fill the slot; a fragment ends after the step at which this `is_to_stop`."""
-        self.num_done = 0
-        self.restarts = []
+        self.num_done, self.restarts = 0, []
         if command == Command.STEP:
             self._take_steps(is_to_stop)
             return
@@ -148,28 +137,20 @@ class Slice(ABC):
 
     def _take_steps(self, is_to_stop: Callable[[], bool]) -> None:
         """Take the steps of an order, each into its row of the slot."""
-        order, slot, masks = self.exchange.order, self.exchange.slot, self.masks
+        order, slot = self.exchange.order, self.exchange.slot
         if order.step >= 0:
             self.num_steps = order.step
         if self._random is not None:
             self._random.forget(self.num_steps)
         is_asked = order.is_chosen and self._choose is not None
-        actions = order.own_actions
-        extras: list[np.ndarray] = []
+        actions, extras = [*order.own_actions], list[np.ndarray]()
         if is_asked:
             actions, extras = self._room_for_choices()
         elif order.is_chosen:
             assert self._random is not None, "a run's ranks have its random policy"
             actions = self._random.rows(self.num_steps, order.num_rows, self.env_indices)
-        is_rolled = self._can_roll()
-        if masks is not None and (masks.places or order.num_rows > 1) and not is_rolled:
-            # Actions by masks, which may come, are written into these arrays.
-            actions = [np.array(array, leaf.dtype) for array, leaf in zip(actions, self._action_leaves, strict=True)]
         try:
-            if is_rolled:
-                self._roll(actions[0])
-            else:
-                self._fill_rows(actions, [*actions, *extras] if is_asked else [], is_to_stop)
+            self._fill_rows(actions, [*actions, *extras] if is_asked else [], is_to_stop)
         finally:
             if self.exchange.layout.actions:
                 self._send_back([*actions, *extras], [*slot.action_arrays, *slot.extra_arrays])
@@ -180,6 +161,10 @@ class Slice(ABC):
         """Step once for each row; if there are arrays for `choices`, the policy fills their rows first."""
         masks, marks = None if self._is_replaying else self.masks, self.exchange.own_marks
         last_row = self.exchange.order.num_rows - 1
+        if masks is not None and (masks.places or last_row):
+            # Actions by masks, which may come, are written into these arrays.
+            pairs = zip(actions, self._action_leaves, strict=True)
+            actions[:] = [np.array(array, leaf.dtype) for array, leaf in pairs]
         step = self.step if self._replaying is None else self._replaying.step
         for row, batch in enumerate(self._batches(actions)):
             if choices:
@@ -228,10 +213,7 @@ class Slice(ABC):
     def _send_back(self, arrays: list[np.ndarray], columns: list[np.ndarray]) -> None:
         """Put what was chosen, and taken by the envs, into the slot."""
         for array, column in zip(arrays, columns, strict=False):  # The root's actions come without extras.
-            if self.num_done == self.exchange.room:
-                column[...] = array  # The usual way, and quicker than a slice of both.
-            else:
-                column[: self.num_done] = array[: self.num_done]
+            column[: self.num_done] = array[: self.num_done]
 
     def show(self, observations: Tree) -> None:
         """Show the policy these as the envs' last observations."""

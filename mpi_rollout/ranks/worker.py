@@ -198,8 +198,7 @@ class Worker:
 
     def make_room(self, num_rows: int) -> None:
         """Make room in all slots for fragments of so many steps; for between two orders, on all ranks."""
-        for exchange in self.exchanges.all:
-            exchange.make_room(num_rows)
+        self.exchanges.make_room(num_rows)
         for slice_ in self.slices:
             slice_.use_slot()
 

@@ -297,4 +297,5 @@ def identity_of(attributes: Mapping[str, object]) -> dict[str, Any]:
         "version": count(attributes, "format_version"),
         "complete": bool(text(attributes, "finished").strip()),
         "recorded": is_recording(attributes),
+        "sharded": is_manifest(attributes),
     }

@@ -97,7 +97,6 @@ def begin_manifest(
     run: str,
     ranges: Sequence[range],
     replaces: tuple[int, int] | None = None,
-    is_continued: bool = False,
 ) -> Lock:
     """Make the manifest `<path>.part` of a set, and the folder of its shards; return the lock of the manifest.
 
@@ -113,8 +112,6 @@ def begin_manifest(
         The envs of each shard.
     replaces
         The `ownership.identity` of the complete manifest at `path` that the run extends.
-    is_continued
-        The new manifest takes the place of that of an earlier start, whose lock this process holds.
     """
     part, new = f"{path}.part", f"{path}.part.new"
     shards = json.dumps([[envs.start, len(envs)] for envs in ranges])
@@ -127,10 +124,7 @@ def begin_manifest(
         os.makedirs(shards_folder(path), exist_ok=True)
         schema_of_manifest({**attributes, **own}).create(new, swmr_mode=False, is_locked=True).close()
         lock.sync()
-        if is_continued:
-            os.replace(new, part)
-        else:
-            put_in_free_place(new, part)
+        put_in_free_place(new, part)
     return lock
 
 

@@ -9,7 +9,6 @@ from shlex import quote
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.layout import Block
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.process.paths import located
@@ -21,7 +20,7 @@ from mpi_rollout.storage.later_check import LaterCheck, begin_in_sandbox
 from mpi_rollout.storage.manifest import is_set
 from mpi_rollout.storage.overwriting import check_replaceable, why_dropped
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
-from mpi_rollout.storage.run_file import Prefix
+from mpi_rollout.storage.run_file import Prefix, RunFile, new_file
 from mpi_rollout.storage.same_run import check_extends, check_same_run, why_not_brought_back
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.storage.shard_files import shards_folder
@@ -29,7 +28,6 @@ from mpi_rollout.storage.status import refuse_running, status_path
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.tail import not_continued
 from mpi_rollout.storage.torn import is_marked
-from mpi_rollout.storage.writer import Writer, open_writer
 
 DEFAULT_FOLDER = "results"  # The folder of outputs without `--out`, made where a command is started.
 
@@ -69,29 +67,23 @@ class ClaimedOutput:
             os.unlink(self.source)
             self.release()
 
-    def open_writer(
+    def new_file(
         self,
         config: RolloutConfig,
         attributes: Mapping[str, object],
-        blocks: list[Block],
-        num_ranks: int,
+        num_rows: int,
         lost: Mapping[int, int],
         check_stop: Callable[[], None],
-        has_own_blocks: bool = False,
-    ) -> Writer:
-        """Make the file, or go on with it; `lost` and `check_stop` are as in `run_file.Prefix`.
-
-        Where it `has_own_blocks`, somebody else lets the blocks go round, of which it gets parts.
-        """
+    ) -> RunFile:
+        """Return the file that is to be made now, of what there is; the last two are as in `run_file.Prefix`."""
         prefix = None if self.past is None else Prefix(self.past.num_steps, self.source, lost, check_stop)
         self.drop()
-        return open_writer(config, attributes, blocks, num_ranks, prefix, self.replaces, not has_own_blocks)
+        return new_file(config, attributes, num_rows, prefix, self.replaces)
 
     @property
-    def old_nbytes(self) -> tuple[int, int]:
-        """The size of the unfinished file of before, and as much of it as is copied; a complete one stays."""
-        nbytes = os.path.getsize(self.source) if self.past is not None and self.source.endswith(".part") else 0
-        return nbytes, 0 if self.checks else nbytes
+    def old_nbytes(self) -> int:
+        """The size of the unfinished file of before; a complete one stays."""
+        return os.path.getsize(self.source) if self.past is not None and self.source.endswith(".part") else 0
 
     def open_past(self) -> StoredRun:
         """Open what there is of the run."""

@@ -277,12 +277,11 @@ def temporary_path(path: str, what: str) -> str:
     return f"{path}.{what}-{host}-{os.getpid()}"
 
 
-def check_free_space(config: RolloutConfig, row_nbytes: int, old_nbytes: tuple[int, int] = (0, 0)) -> str:
+def check_free_space(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0) -> str:
     """Refuse a file that there is no room for, by StorageError; return what to tell the user, "" for a small file.
 
     The size of a compressed one, or of so many episodes, is not known before: it is told, and not refused.
-    A step of all envs has `row_nbytes`.  The unfinished file that is continued has `old_nbytes`, of which as many as
-    its second number says are copied before that file goes.
+    A step of all envs has `row_nbytes`; the unfinished file that is continued has `old_nbytes` of them.
     """
     if not config.trajectories:
         return ""
@@ -291,8 +290,7 @@ def check_free_space(config: RolloutConfig, row_nbytes: int, old_nbytes: tuple[i
     free = shutil.disk_usage(folder).free
     data = f"{counted(config.num_envs, 'env')} x {counted(config.num_steps, 'step')}"
     size = f"{data} take {'at most' if is_bound else 'about'} {format_bytes(nbytes)} in {config.out}"
-    needed = max(nbytes - old_nbytes[0], min(old_nbytes[1], nbytes))
-    if needed > free and not is_bound and not is_any_size():
+    if nbytes - old_nbytes > free and not is_bound and not is_any_size():
         ways_out = f"use fewer steps or envs, another --out, --compression gzip, {ANYWAY}"
         raise StorageError(f"{size}, and {folder} has {format_bytes(free)} free; {ways_out}")
     return f"{size} ({format_bytes(free)} free there)" if nbytes >= TOLD_NBYTES else ""

@@ -4,6 +4,7 @@ A commit is: data, flush, then `num_steps`, flush, in SWMR mode.  HDF5 then keep
 so what `num_steps` counts is there even after a SIGKILL; see `chunks` for what that takes of the data.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ from time import perf_counter
 import h5py
 import numpy as np
 
+from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import StorageError
@@ -22,7 +24,16 @@ from mpi_rollout.storage.chunks import FileDatasets
 from mpi_rollout.storage.episodes import EpisodeTable, make_table
 from mpi_rollout.storage.ownership import Lock, give_name, identity, make_locked, put_in_free_place, refusal
 from mpi_rollout.storage.recovery import copy_prefix, writing
-from mpi_rollout.storage.schema import INTERVALS_PER_CHUNK, LIMIT, Reports, Schema, is_recording, padded, rank_rows
+from mpi_rollout.storage.schema import (
+    INTERVALS_PER_CHUNK,
+    LIMIT,
+    Reports,
+    Schema,
+    is_recording,
+    libraries,
+    padded,
+    rank_rows,
+)
 from mpi_rollout.storage.tail import read_tail, why_copied
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import check_index
@@ -62,6 +73,8 @@ class RunFile:
     ----------
     replaces
         The `ownership.identity` of the complete file at `path` that the run extends.
+    prefix
+        What another file has already of the run, if it is continued or extended.
 
     Attributes
     ----------
@@ -71,8 +84,11 @@ class RunFile:
         The longest that a commit has taken.
     """
 
-    def __init__(self, path: str, schema: Schema, replaces: tuple[int, int] | None = None):
+    def __init__(
+        self, path: str, schema: Schema, replaces: tuple[int, int] | None = None, prefix: Prefix | None = None
+    ):
         self.path, self.part, self._replaces = path, path + ".part", replaces
+        self._prefix = prefix
         self._schema, self.is_recording = schema, is_recording(schema.attributes)
         self._episodes = make_table(schema.config, schema.attributes) if schema.config.trajectories else None
         self.lock: Lock | None = None
@@ -86,6 +102,13 @@ class RunFile:
     def values(self) -> ValueChecks:
         """The counts of wrong values, once the file is made."""
         return self._datasets.values
+
+    def begin(self) -> None:
+        """Make the file, with what there is of the run."""
+        if self._prefix is None:
+            self.create()
+        else:
+            self.go_on_from(self._prefix)
 
     def create(self) -> None:
         """Begin a new file.  It gets its name when it has all its objects."""
@@ -213,6 +236,25 @@ class RunFile:
         """Close and remove the file."""
         self._datasets.close()
         os.unlink(self.part)
+
+    def release(self) -> None:
+        """Let other runs write there."""
+        if self.lock is not None:
+            self.lock.release()
+            self.lock = None
+
+
+def new_file(
+    config: RolloutConfig,
+    attributes: Mapping[str, object],
+    num_rows: int,
+    prefix: Prefix | None = None,
+    replaces: tuple[int, int] | None = None,
+) -> RunFile:
+    """Return the file of a run, which its writer makes; a block has `num_rows` rows."""
+    attributes = {**attributes, "versions": json.dumps(versions() | libraries())}
+    schema = Schema(attributes, config, num_rows, int(str(attributes["num_ranks"])))
+    return RunFile(config.path, schema, replaces, prefix)
 
 
 @contextmanager

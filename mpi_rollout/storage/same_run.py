@@ -10,6 +10,7 @@ from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
 from mpi_rollout.policies.sources import sha256_of
 from mpi_rollout.storage.sandbox import in_sandbox
+from mpi_rollout.storage.shard_files import shards_folder
 from mpi_rollout.text import shortened
 
 LENGTHS = "num_steps", "num_episodes"  # Whichever is reached first ends a run.
@@ -22,10 +23,14 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
     UsageError if options that decide on the data differ, or if this version of the program would go on with other
     actions; the message says which.
     """
+    is_complete = stored["complete"]
+    way_out = f"move it away, use another --out, or {'replace' if is_complete else 'drop'} it with --overwrite"
+    if stored["sharded"]:
+        way_out = f"move it and {shards_folder(path)} away, or use another --out"
     if stored["recorded"]:
-        way_out = "move it away, use another --out, or replace it with --overwrite"
-        raise UsageError(f"--out {config.out}: {path} is the recording of a trainer, which no run continues; {way_out}")
-    is_complete, before = stored["complete"], read_config(stored["config"], path)
+        words = f"is the recording of a trainer, which no run continues; {way_out}"
+        raise UsageError(f"--out {config.out}: {path} {words}")
+    before = read_config(stored["config"], path)
     changes = _changes(before, config)
     has_fewer = is_cut = False
     if is_complete and changes.keys() & {*LENGTHS}:
@@ -34,11 +39,9 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
         is_cut = ends_at(config, num_steps - 1, num_ended_before)
         if not is_cut:
             changes = {name: words for name, words in changes.items() if name not in LENGTHS}
-    advice = "give the same options to continue it, move it away, use another --out, or drop it with --overwrite"
-    if is_complete:
-        advice = "it is complete; move it away, use another --out, or replace it with --overwrite"
-    if has_fewer:
-        advice = "give the same options to extend it, move it away, use another --out, or replace it with --overwrite"
+    advice = f"it is complete; {way_out}"
+    if has_fewer or not is_complete:
+        advice = f"give the same options to {'extend' if is_complete else 'continue'} it, {way_out}"
     elif is_cut:
         advice += " (more --num-steps or --num-episodes extend a complete file, fewer do not cut it)"
     if changes:

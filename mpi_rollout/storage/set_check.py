@@ -5,7 +5,6 @@ the shards as one; their names are relative, so that file and folder can be move
 """
 
 import os
-from collections.abc import Iterable, Mapping
 from contextlib import closing
 
 import h5py
@@ -20,7 +19,6 @@ from mpi_rollout.storage.values import merged_wrong, wrong_in
 
 Extent = tuple[object, ...]  # First and last element of a selection, and their number; none of a whole dataset.
 Source = tuple[str, str, Extent, Extent]
-WrongValues = list[dict[str, str | int]]
 
 
 def episodes_of(stored: StoredRun) -> np.ndarray:
@@ -45,18 +43,9 @@ def _relative(path: str, envs: range) -> str:
     return os.path.join(os.path.basename(os.path.dirname(name)), os.path.basename(name)).replace("%", "%%")
 
 
-def wrong_values_of(stored: StoredRun) -> WrongValues:
+def wrong_values_of(stored: StoredRun) -> list[dict[str, str | int]]:
     """Return the wrong values that the shards of a set record."""
-    return merged_wrong_values((file.wrong_values, envs) for file, envs in stored.parts)
-
-
-def merged_wrong_values(parts: Iterable[tuple[WrongValues, range]]) -> WrongValues:
-    """Put the wrong values of all shards together, with the envs of the run."""
-    return sorted(merged_wrong([(envs.start, values) for values, envs in parts]), key=_place_of)
-
-
-def _place_of(wrong: Mapping[str, str | int]) -> tuple[str, str]:
-    return str(wrong["dataset"]), str(wrong["kind"])
+    return merged_wrong([(envs.start, file.wrong_values) for file, envs in stored.parts])
 
 
 def check_set(tell: Tell, path: str) -> None:
@@ -75,7 +64,7 @@ def check_set(tell: Tell, path: str) -> None:
                 _check_column(name, manifest.file["trajectories"].get(name), like["trajectories"][name])
         columns = manifest.file["trajectories"]
         wrong = [each for name in stored.leaves for each in wrong_in(name, attributes_of(columns[name]))]
-        if sorted(wrong, key=_place_of) != wrong_values_of(stored):
+        if merged_wrong([(0, wrong)]) != wrong_values_of(stored):
             raise ContentError("the wrong values that its columns record are not those of its shards")
 
 
@@ -86,10 +75,11 @@ def _check_column(name: str, column: h5py.Dataset | None, expected: h5py.Dataset
     got, wanted = _sources_of(column), _sources_of(expected)
     if got != wanted:
         other = next((source for source in got if source not in wanted), ("less than all shards",))
-        raise ContentError(
-            f"trajectories/{name} is not made of its shards, but of {other[0]}; a set keeps its name: put it back, or "
-            "make one file of it with `python -m mpi_rollout recover`"
-        )
+        before, is_renamed, _ = str(other[0]).replace("%%", "%").partition(".shards/")
+        back = f"; call the file {before} and its folder {before}.shards again, where other programs look for shards"
+        make_one = ", or make one file of it with `python -m mpi_rollout recover`"
+        way_out = back + make_one if is_renamed else ""
+        raise ContentError(f"trajectories/{name} is not made of its shards, but of {other[0]}{way_out}")
     if (column.shape, column.dtype) != (expected.shape, expected.dtype):
         raise ContentError(f"trajectories/{name} should be {expected.dtype} {expected.shape}")
 

@@ -2,12 +2,13 @@
 
 import json
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
 from mpi_rollout.config import read_config
 from mpi_rollout.storage.checked_file import CheckedFile
-from mpi_rollout.storage.schema import LATER_ATTRIBUTES, Schema
+from mpi_rollout.storage.schema import INTERVAL, LATER_ATTRIBUTES, Schema
 from mpi_rollout.storage.set_check import wrong_values_of
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import count
@@ -28,13 +29,19 @@ class SetSource:
     def __init__(self, manifest: CheckedFile, stored: StoredRun, num_steps: int):
         self._stored, self.stored, self.num_steps, self.num_committed = stored, self, num_steps, stored.num_steps
         self.root, self.is_complete, self.throughput = manifest.root, manifest.is_complete, manifest.throughput
-        self.table, self.tell, self.datasets = manifest.table, manifest.tell, manifest.datasets
+        self._manifest, self.tell, self.datasets = manifest, manifest.tell, manifest.datasets
         kept = {name: value for name, value in self.root.items() if name not in (*OF_SET, *LATER_ATTRIBUTES)}
         options = json.loads(str(self.root["config"]))
         kept["config"] = json.dumps({name: value for name, value in options.items() if name not in OPTIONS_OF_SET})
         self.config = read_config(kept["config"], stored.path)
         num_rows = max(shape[0] for shape in stored.chunks.values())
         self.schema = Schema(kept, self.config, num_rows, count(self.root, "num_ranks"))
+
+    def table(self, name: str, dtype: np.dtype) -> np.ndarray:
+        """Return a table of the manifest; before the set is complete the shards know the throughput."""
+        if name == "throughput/intervals" and not self.is_complete:
+            return merged_intervals([file.intervals for file, _ in self._stored.parts if len(file.intervals)])
+        return self._manifest.table(name, dtype)
 
     def has(self, name: str) -> bool:
         """Tell whether the shards have a column."""
@@ -78,6 +85,20 @@ class SetSource:
     def chunks(self, name: str) -> "SetColumn":
         """Return a column by its path."""
         return SetColumn(self._stored, name.removeprefix("trajectories/"))
+
+
+def merged_intervals(tables: Sequence[np.ndarray]) -> np.ndarray:
+    """Put the throughput of teams in their last start together: at each time, what each of them noted last."""
+    begins = [np.flatnonzero(np.diff(rows["time"], prepend=np.inf) < 0)[-1] for rows in tables]
+    last = [rows[begin:] for rows, begin in zip(tables, begins, strict=True)]
+    times = np.unique([time for rows in last for time in rows["time"]])
+    merged = np.zeros(len(times), INTERVAL)
+    merged["time"] = times
+    for rows in last:
+        places = np.searchsorted(rows["time"], times, side="right")
+        for name in ("env_steps", "env_steps_per_s"):
+            merged[name] += np.append(np.zeros(1, rows[name].dtype), rows[name])[places]
+    return merged
 
 
 class SetColumn:

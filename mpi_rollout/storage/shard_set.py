@@ -8,7 +8,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
 from mpi_rollout.config import RolloutConfig, part_of_run
-from mpi_rollout.core.layout import Block
 from mpi_rollout.core.teams import Team
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
@@ -24,11 +23,11 @@ from mpi_rollout.storage.output import (
     remove_unfinished,
 )
 from mpi_rollout.storage.ownership import Lock, identity, lock, make_folder
+from mpi_rollout.storage.run_file import RunFile
 from mpi_rollout.storage.same_run import check_same_run
 from mpi_rollout.storage.shard_files import shard_path, shards_folder
-from mpi_rollout.storage.shard_writers import Shard, ShardWriters
 from mpi_rollout.storage.stored_run import StoredParts, StoredRun
-from mpi_rollout.storage.writer import Writer
+from mpi_rollout.storage.team_files import Shard, TeamFiles
 
 
 @dataclass
@@ -159,9 +158,8 @@ class ClaimedShards:
         return [check for output in self._outputs if output is not None for check in output.checks]
 
     @property
-    def old_nbytes(self) -> tuple[int, int]:
-        sizes = [output.old_nbytes for output in self._outputs if output is not None]
-        return sum(old for old, _ in sizes), sum(copied for _, copied in sizes)
+    def old_nbytes(self) -> int:
+        return sum(output.old_nbytes for output in self._outputs if output is not None)
 
     def open_past(self) -> StoredRun:
         """Open what there is of the team's shards, as one run."""
@@ -169,19 +167,16 @@ class ClaimedShards:
         places = (range(envs.start - first_env, envs.stop - first_env) for envs in self._team.shards)
         return StoredParts(self._config, self._sources, tuple(places))
 
-    def open_writer(
+    def new_file(
         self,
         config: RolloutConfig,
         attributes: Mapping[str, object],
-        blocks: list[Block],
-        num_ranks: int,
+        num_rows: int,
         lost: Mapping[int, int],
         check_stop: Callable[[], None],
-    ) -> Writer | ShardWriters:
-        """Make the shards, or go on with them; `lost` are the team's envs that did not come back."""
-        first_env, num_steps = self._team.envs.start, min(self._num_steps)
-        alone = len(self._configs) == 1 and not self.is_complete
-        shards = []
+    ) -> RunFile | TeamFiles:
+        """Return the shards that are to be made now; `lost` are the team's envs that did not come back."""
+        first_env, num_steps, shards = self._team.envs.start, min(self._num_steps), list[Shard]()
         for envs, own, output, own_steps in zip(
             self._team.shards, self._configs, self._outputs, self._num_steps, strict=True
         ):
@@ -193,13 +188,12 @@ class ClaimedShards:
                     "mpi_rollout recover"
                 )
             its = {**attributes, "config": own.to_json(), "num_envs": own.num_envs, "run": self._run}
-            writer = None
             if output is not None:
-                writer = output.open_writer(own, its, blocks, num_ranks, own_lost, check_stop, has_own_blocks=not alone)
-            shards.append(Shard(places, writer, own_steps))
-        if alone and shards[0].writer is not None:
-            return shards[0].writer
-        return ShardWriters(config.path + ".part", shards, blocks, num_steps)
+                file = output.new_file(own, its, num_rows, own_lost, check_stop)
+                shards.append(Shard(places, file, own_steps))
+        if len(self._configs) == len(shards) == 1:
+            return shards[0].file
+        return TeamFiles(config.path + ".part", shards, num_steps)
 
     def release(self) -> None:
         for output in self._outputs:

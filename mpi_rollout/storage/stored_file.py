@@ -19,6 +19,7 @@ from mpi_rollout.process.paths import current
 from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunk_reader import ChunkReader, one_thread
 from mpi_rollout.storage.file_chunks import FileChunks
+from mpi_rollout.storage.schema import INTERVAL
 from mpi_rollout.storage.tail import running_table
 from mpi_rollout.storage.untrusted import open_unmarked, steadily
 from mpi_rollout.text import first_line
@@ -76,8 +77,8 @@ class StoredFile:
         The rows of /episodes of committed steps, also of those that the run's end has cut.
     faults
         The rows of /faults of committed steps.
-    last_digest, wrong_values
-        Of a shard: the digest of its last commit, and the wrong values that its attributes record.
+    last_digest, wrong_values, intervals
+        Of a shard: the digest of its last commit, the wrong values that its attributes record, and the throughput.
     """
 
     def __init__(self, place: Place, is_rescue: bool = False):
@@ -110,6 +111,7 @@ class StoredFile:
             self.episodes, self.resets, self.faults = checks.committed_episodes(), checks.resets(), checks.faults()
             if "run" in checks.root:
                 self.last_digest, self.wrong_values = checks.last_digest(), checks.wrong_values()
+                self.intervals = checks.table("throughput/intervals", INTERVAL)
             datasets = checks.trajectories()
             self.leaves = {
                 name: Leaf(tuple(name.split("/")), dataset.dtype, dataset.shape[2:])

@@ -153,12 +153,12 @@ class StoredRun:
                 yield file, slice(first - there.start, stop - there.start), slice(first - envs.start, stop - envs.start)
 
     def use(self, number: int) -> StoredFile:
-        """Return a file that is going to be read; of many, close those that were read longest ago."""
+        """Return a file that is going to be read; of many, close the one before, as all may be read in turn again."""
         file = self.parts[number].file
         if file not in self._opened:
+            if len(self._opened) == MOST_OPEN:
+                self._opened.pop().close()
             self._opened.append(file)
-        if len(self._opened) > MOST_OPEN:
-            self._opened.pop(0).close()
         return file
 
     def parts_of(self, envs: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:

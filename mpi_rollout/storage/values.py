@@ -189,7 +189,7 @@ def merged_wrong(parts: Sequence[tuple[int, list[dict[str, Any]]]]) -> list[dict
             key, here = (each["dataset"], each["kind"]), (each["step"], first_env + each["env_index"])
             count, *first = merged.get(key, (0, *here))
             merged[key] = count + each["count"], *min((first[0], first[1]), here)
-    return [_wrong(*key, *counted) for key, counted in merged.items()]
+    return [_wrong(*key, *counted) for key, counted in sorted(merged.items())]
 
 
 def described_leaves(description: object) -> list[tuple[Leaf, np.ndarray, np.ndarray]]:

@@ -13,12 +13,12 @@ from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.episodes import make_table, stored_results
 from mpi_rollout.storage.manifest import is_set, read_manifest
 from mpi_rollout.storage.schema import EPISODE, RESET, is_recording
-from mpi_rollout.storage.set_check import check_set, merged_wrong_values
+from mpi_rollout.storage.set_check import check_set
 from mpi_rollout.storage.shards import open_shard
 from mpi_rollout.storage.stored_file import Place
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import Tell, attributes_of, steadily, text
-from mpi_rollout.storage.values import ValueCheck, ValueChecks
+from mpi_rollout.storage.values import ValueCheck, ValueChecks, merged_wrong
 
 NUM_NAMED = 3  # Damaged chunks, or shards, that a message names.
 NICENESS = 10  # Of what is checked while somebody else works: a tenth of a core that both use.
@@ -46,7 +46,8 @@ def _verify_set(tell: Tell, path: str) -> dict[str, object]:
     with closing(StoredRun(path)) as stored:
         if manifest.is_complete:
             check_set(tell, path)
-        wrong = [report["wrong_values"] for report in reports]
+        starts = [envs.start for envs in manifest.ranges]
+        wrong = zip(starts, [report["wrong_values"] for report in reports], strict=True)
         return {
             **reports[0],
             "file": path,
@@ -55,7 +56,7 @@ def _verify_set(tell: Tell, path: str) -> dict[str, object]:
             "episodes": len(stored.episodes),
             "shards": len(reports),
             **{name: sum(report[name] for report in reports) for name in ("chunks", "nbytes")},
-            "wrong_values": merged_wrong_values(zip(wrong, manifest.ranges, strict=True)),
+            "wrong_values": merged_wrong([*wrong]),
         }
 
 

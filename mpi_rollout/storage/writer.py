@@ -8,28 +8,29 @@ Blocks go round between the two.  If none is free the collector waits, and that 
 step is dropped.
 """
 
-import json
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from shlex import quote
 from time import perf_counter
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import RolloutError, StorageError
 from mpi_rollout.storage.ownership import free_space
-from mpi_rollout.storage.run_file import Ending, Prefix, RunFile
-from mpi_rollout.storage.schema import FAULT, INTERVAL, Schema, fault_row, libraries
+from mpi_rollout.storage.run_file import Ending, RunFile
+from mpi_rollout.storage.schema import FAULT, INTERVAL, fault_row
 from mpi_rollout.text import counted, system_words
+
+if TYPE_CHECKING:
+    from mpi_rollout.storage.team_files import TeamFiles
 
 # What has ended a writer.  Its stack holds HDF5's objects.  If Python freed them before the process ends, they would
 # fail once more, and say so.
-_kept: list[Exception] = []
+_kept: list[BaseException] = []
 # HDF5 1.14 crashes where the threads of two writers call it, under h5py's own lock too.
 _one_thread = threading.Lock()
 os.register_at_fork(after_in_child=_one_thread._at_fork_reinit)  # type: ignore[attr-defined]
@@ -40,14 +41,12 @@ THREAD_S, MOST_THREAD_S = 1.0, 64.0  # Where it is more, a thread writes so long
 
 
 class Writer:
-    """Fills a file.  StorageError from any method, once it could not be written.
+    """Makes and fills a file, or the shards of a team.  StorageError from any method, once it could not be written.
 
     Parameters
     ----------
     blocks
         To go round; the first row of each is a multiple of its length.
-    prefix
-        What another file has already of the run, if it is continued or extended.
 
     Attributes
     ----------
@@ -55,25 +54,22 @@ class Writer:
         How often the collector has waited for the file: for a free block, or long for what it wrote by itself.
     values
         The counts of wrong values.
-    on_free
-        Called with a block that is full and written.
     """
 
-    def __init__(self, file: RunFile, blocks: list[Block], prefix: Prefix | None = None):
+    def __init__(self, file: "RunFile | TeamFiles", blocks: list[Block]):
         self._file, self.part = file, file.part
         self.num_rows = blocks[0].num_rows if blocks else 0
         self.num_waits = 0
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._work: queue.Queue[Callable[[], object]] = queue.Queue()
         self._free: queue.LifoQueue[Block] = queue.LifoQueue()  # The last one is in the cache; others may stay unused.
         for block in blocks:
             self._free.put(block)
-        self.on_free: Callable[[Block], None] = self._free.put
         self._thread_s, self._thread_until = THREAD_S, 0.0  # The time until which the thread writes.
         self._spent_s, self._judged_s = 0.0, perf_counter()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
-        self._ask(file.create if prefix is None else lambda: file.go_on_from(prefix))
+        self._ask(file.begin)
         self.values = file.values
 
     @property
@@ -95,7 +91,7 @@ class Writer:
         """Wait for a free block."""
         if self._free.empty():
             self.num_waits += 1
-        return wait_for(self._free, self.check)
+        return self._wait_for(self._free)
 
     def submit(self, block: Block, num_rows: int) -> None:
         """Write and commit rows; see `collector.Sink`."""
@@ -121,7 +117,7 @@ class Writer:
     def _append(self, block: Block, num_rows: int) -> None:
         self._file.append(block, num_rows)
         if num_rows == block.num_rows:
-            self.on_free(block)
+            self._free.put(block)
 
     def add_interval(self, time_s: float, env_steps: int, env_steps_per_s: float) -> None:
         """Write a row of /throughput/intervals at the next commit."""
@@ -152,9 +148,7 @@ class Writer:
 
     def release(self) -> None:
         """Let other runs write there.  Call it last of all: what they say of themselves then stays."""
-        if self._file.lock is not None:
-            self._file.lock.release()
-            self._file.lock = None
+        self._file.release()
 
     def _do(self, task: Callable[[], object]) -> bool:
         """Call `task` after all that came before; return whether that was here, and not left to the thread."""
@@ -171,14 +165,25 @@ class Writer:
                 if self._error is None:
                     task()
         except Exception as error:  # HDF5 reports a full disk as RuntimeError.
-            self._error = error
-            _kept.append(error)
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        _kept.append(error)
 
     def _ask(self, task: Callable[[], Answer]) -> Answer:
         """Call `task` in the thread; wait for what it returns.  It may take long, and signals are heeded meanwhile."""
         answer: queue.Queue[Answer] = queue.Queue()
         self._work.put(lambda: answer.put(task()))
-        return wait_for(answer, self.check)
+        return self._wait_for(answer)
+
+    def _wait_for(self, items: "queue.Queue[Answer]") -> Answer:
+        while True:
+            self.check()
+            try:
+                return items.get(timeout=0.2)
+            except queue.Empty:
+                continue
 
     def check(self) -> None:
         """Raise the error of the write that failed, if one has."""
@@ -190,12 +195,12 @@ class Writer:
             raise StorageError(
                 f"{self._error}; another run writes there or has written; move the file or use another --out"
             )
-        way_out = ""
+        way_out, part = "", self._file.part
         if self.num_committed:
-            recover = f"`python -m mpi_rollout recover {quote(self.part)}` makes a file of them"
+            recover = f"`python -m mpi_rollout recover {quote(part)}` makes a file of them"
             way_out = f"; {recover if self._file.is_recording else 'make room, then the same command continues'}"
         raise StorageError(
-            f"cannot write {self.part}: {system_words(self._error)} ({free_space(self.part)}); its first "
+            f"cannot write {part}: {system_words(self._error)} ({free_space(part)}); its first "
             f"{counted(self.num_committed, 'step')} {'is' if self.num_committed == 1 else 'are'} "
             f"committed{way_out}"
         )
@@ -203,34 +208,8 @@ class Writer:
     def _run(self) -> None:
         """Do what the main thread leaves to this one, one task after the other."""
         while True:
-            self._call(self._work.get())
+            try:
+                self._call(self._work.get())
+            except BaseException as error:  # Nobody else would hear of it, and the main thread wait.
+                self._fail(error)
             self._work.task_done()
-
-
-def wait_for(items: "queue.Queue[Answer]", check: Callable[[], None]) -> Answer:
-    """Wait for an item; `check` raises what has failed meanwhile."""
-    while True:
-        check()
-        try:
-            return items.get(timeout=0.2)
-        except queue.Empty:
-            continue
-
-
-def open_writer(
-    config: RolloutConfig,
-    attributes: Mapping[str, object],
-    blocks: list[Block],
-    num_ranks: int,
-    prefix: Prefix | None = None,
-    replaces: tuple[int, int] | None = None,
-    takes_blocks: bool = True,
-) -> Writer:
-    """Make the file of a run, and the thread that writes it; unless it `takes_blocks`, it gets parts of them.
-
-    StorageError if it cannot be made, UsageError if another run writes there.
-    """
-    attributes = {**attributes, "versions": json.dumps(versions() | libraries())}
-    schema = Schema(attributes, config, blocks[0].num_rows if blocks else 0, num_ranks)
-    own_blocks = blocks if config.trajectories and takes_blocks else []
-    return Writer(RunFile(config.path, schema, replaces), own_blocks, prefix)

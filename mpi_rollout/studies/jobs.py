@@ -195,7 +195,7 @@ def run_job(command: list[str], folder: Path, timeout_s: float) -> Summary:
         raise Interrupted(f"the study was stopped by {error}") from error
     finally:
         for path in folder.iterdir():
-            path.unlink(missing_ok=True)
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _summary(code: int, printed: str, errors: str) -> Summary:

@@ -139,7 +139,6 @@ class Fragments:
         for lane in lanes:
             self._unpackers[lane].lay_observations(1, 0, self._num_steps)
             self._unpackers[lane].lay_results(0, self._num_steps)
-            self._unpackers[lane].unpack(0, self._num_steps)
 
     def _batch(self, lanes: Sequence[Lane]) -> Batch:
         """Return the fragments of some lanes in new arrays; keep their last observations, and record all of it."""

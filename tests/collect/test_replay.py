@@ -106,8 +106,7 @@ def go_on(driver: Driver, recording: Recording, first: int) -> tuple[np.ndarray,
                 assert lane.num_rows == stop - row
                 unpackers[lane].lay_observations(row + 1, 0, stop - row)
                 unpackers[lane].lay_results(row, stop - row)
-                unpackers[lane].unpack(row, stop)
-    return block.observations[1:], *(column[:num_steps] for column in block.results)
+    return block.observation_arrays[0][1:], *(column[:num_steps] for column in block.results)
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +288,7 @@ def test_a_block_is_filled_with_what_there_is_and_the_end_of_lost_episodes(start
     block.start = start
     load(block, STOPPED, {2: 5, 0: 7}, STORED)
     num_rows = LAST_STEP - start
-    assert block.observations[: num_rows + 1].tolist() == STORED["observations"][start:].tolist()
+    assert block.observation_arrays[0][: num_rows + 1].tolist() == STORED["observations"][start:].tolist()
     assert block.rewards[:num_rows].tolist() == STORED["rewards"][start:].tolist()
     assert block.truncations[num_rows - 1].tolist() == [True, False, True] and block.truncations.sum() == 2
     assert not block.rewards[num_rows:].any()
@@ -299,7 +298,7 @@ def test_a_block_that_begins_at_the_last_observation_has_no_step():
     block = Block(SPACE, spaces.Discrete(5), 3, 1, 8)
     block.start = LAST_STEP
     load(block, STOPPED, {2: 5}, STORED)
-    assert block.observations[0].tolist() == [90, 91, 92] and not block.truncations.any()
+    assert block.observation_arrays[0][0].tolist() == [90, 91, 92] and not block.truncations.any()
 
 
 def test_the_user_is_told_from_where_the_run_goes_on(capfd: pytest.CaptureFixture):

@@ -1,4 +1,4 @@
-"""How orders and slots travel: each kind of transport between three ranks."""
+"""How orders and slots travel: each kind of transport between three ranks, with slots of their own and shared ones."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ from jobs import Job
 from mpi_rollout.exchange.transports import Transport
 
 PROGRAM = """
+from itertools import product
 import numpy as np
 from gymnasium import spaces
 from mpi4py import MPI
@@ -15,15 +16,24 @@ from mpi_rollout.core.partition import Partition
 from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.direct import *
 from mpi_rollout.exchange.exchange import Command, Exchange
+from mpi_rollout.exchange.shared_memory import shared_zeros
 from mpi_rollout.exchange.transports import *
 from mpi_rollout.exchange.waiting import Wait
 
 ROOM = 7
 comm, partition = MPI.COMM_WORLD, Partition(7, 3)
 contents = Contents(spaces.Box(0, 1e6, (), np.float64), spaces.Discrete(1000), has_actions=True)
-for kind in (CollectiveTransport, DirectTransport, SwitchingTransport):
+nbytes = contents.slot_layout(partition.capacity).nbytes
+
+def shared(room):
+    return shared_zeros(comm, 3 * room * nbytes).reshape(3, room, nbytes)
+
+def apart(room):
+    return None
+
+for kind, memory in product((CollectiveTransport, DirectTransport, SwitchingTransport), (apart, shared)):
     switches = kind is SwitchingTransport
-    exchange = Exchange(comm.Dup(), partition, 0, contents, kind, Wait())
+    exchange = Exchange(comm.Dup(), partition, 0, contents, kind, Wait(), memory=memory(1))
     envs, step = np.arange(7), 0
     # One step at a time; then fragments of any length in slots with room for 7 steps; then in others.
     for order, num_rows in enumerate([1] * 12 + [7, 1, 3, 7, 1, 1, 3, 3, 7, 7, 1, 3] + [1, 5, 5, 1]):
@@ -32,7 +42,8 @@ for kind in (CollectiveTransport, DirectTransport, SwitchingTransport):
                 exchange.post_order(Command.CALL)
             else:
                 exchange.await_order()
-            exchange.make_room(ROOM if order == 12 else 5)
+            room = ROOM if order == 12 else 5
+            exchange.make_room(room, memory(room))
             assert len(exchange.slot.rewards) == exchange.room == (ROOM if order == 12 else 5)
         steps = step + np.arange(num_rows)
         actions = envs * 10 + steps[:, None] % 9
@@ -94,7 +105,7 @@ for kind in (CollectiveTransport, DirectTransport, SwitchingTransport):
         assert (exchange.order.command, exchange.order.argument) == (Command.STOP, 3)
         assert not switches or exchange.transport._direct is not None
     exchange.free()
-    print(kind.__name__, "done")
+    print(kind.__name__, memory.__name__, "done")
 """
 
 
@@ -102,7 +113,7 @@ for kind in (CollectiveTransport, DirectTransport, SwitchingTransport):
 def test_orders_slots_bytes_and_infos_arrive_whole(job: Job, num_ranks: int):
     result = job.script(num_ranks, PROGRAM)
     assert result.code == 0, result.err
-    assert result.out.count("done") == 3 * num_ranks
+    assert result.out.count("done") == 6 * num_ranks
 
 
 def test_the_root_alone_sends_nothing():

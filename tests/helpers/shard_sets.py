@@ -41,6 +41,7 @@ class ShardFeed(Feed):
 def write(feed: Feed, path: Path, num_steps: int, kind: str) -> None:
     """Write the file of a feed; a running one stays as its writer has left it at that moment."""
     writer = feed.writer(path, 8)
+    writer.add_interval(1.0, 10, 10.0)
     for _ in feed.fill(writer, num_steps, {3, 11, 19, num_steps}):
         pass
     writer.drain()

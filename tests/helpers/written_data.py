@@ -19,10 +19,10 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.process.clock import PHASES
-from mpi_rollout.storage.run_file import Ending, Prefix
+from mpi_rollout.storage.run_file import Ending, Prefix, new_file
 from mpi_rollout.storage.schema import CHUNK, COMMIT, digest_of, first_digest, leaf_datasets, next_digest
 from mpi_rollout.storage.untrusted import open_unmarked
-from mpi_rollout.storage.writer import Writer, open_writer
+from mpi_rollout.storage.writer import Writer
 
 SMALL = spaces.Dict({"x": spaces.Box(-1, 1, (3,), np.float32), "n": spaces.Tuple((spaces.Discrete(2**40),))})
 PLAIN = spaces.Box(0, 255, (4,), np.uint8)
@@ -60,8 +60,8 @@ class Feed:
             "hosts": '["here"]', "mpi_library": "none", "num_ranks": 1, "started": "2000-01-01T00:00:00+00:00",
             **self.attributes,
         }  # fmt: skip
-        prefix = None if num_past is None else Prefix(num_past, f"{config.path}.part")
-        return open_writer(config, attributes, blocks, 1, prefix)
+        prefix = None if num_past is None else Prefix(num_past, f"{path}.part")
+        return Writer(new_file(config, attributes, num_rows, prefix), blocks)
 
     def ends(self, step: int) -> np.ndarray:
         """Which envs terminate, and which are truncated, in a step; never in two steps running."""

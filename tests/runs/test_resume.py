@@ -96,12 +96,16 @@ def test_a_run_that_failed_and_is_continued_gives_the_same_bytes(job: Job, whole
 
 
 def test_a_run_that_failed_again_and_again_is_continued_however_ranks_work_together(job: Job, whole: References):
-    """On other numbers of ranks, in other ways to exchange, from one start to the next."""
+    """On other numbers of ranks, in other ways to exchange, from one start to the next.
+
+    Where the rank that is ready first is served first, a slow one may have taken no step when the policy stops.
+    """
     arguments, before = RUNS["Nested"], 0
     ways = [(3, "23", "--root-envs", "0"), (3, "14", "--batch-size", "1"), (2, "12", "--num-groups", "2")]
     for num_ranks, place, *way in ways:
         stop(job, arguments, f"raise:{place}", num_ranks, *way)
-        assert before < (before := committed(job.folder / "run.h5.part")) < 60
+        assert before <= (before := committed(job.folder / "run.h5.part")) < 60
+    assert before > 22
     assert_same_bytes(finish(job, arguments, 3, "--root-envs", "0"), whole(arguments))
 
 

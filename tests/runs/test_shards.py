@@ -158,7 +158,7 @@ def test_an_env_that_fails_in_one_team_is_named_as_in_a_single_file(job: Job, nu
         (SHARDED, (), "run.h5 is a set of shards; add --storage sharded"),
         ((), SHARDED, "run.h5 is one file, and this run writes shards"),
         (SHARDED, (*SHARDED, "--overwrite"), "is a set of shards; remove it with rm -r "),
-        (SHARDED, (*SHARDED, "--seed", "4"), "--seed was 0, is 4"),
+        (SHARDED, (*SHARDED, "--seed", "4"), "--seed was 0, is 4; it is complete; move it and "),
         (None, (*SHARDED, "--no-trajectories"), "--storage sharded is for trajectories, got --no-trajectories"),
         (None, ("--shards-per-node", "2"), "--shards-per-node 2 is for --storage sharded"),
     ],
@@ -232,6 +232,27 @@ def test_ranks_are_one_team_where_smaller_ones_have_too_few_envs_or_ranks(
     whole = job.collect(None, *few, "--storage", "single", out="whole.h5")
     nodes = {"MPI_ROLLOUT_NODES": "4"} if "--root-envs" in options else {}
     assert_same_bytes(datasets(job.collect(num_ranks, *few, *options, **nodes)), datasets(whole))
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--num-episodes", "3"), "rank 0 writes all 2 shards, because --num-episodes counts the episodes of all envs"),
+        (("--shards-per-node", "2"), "2 ranks write all 4 shards, because there are 2 ranks on 2 nodes"),
+    ],
+)
+def test_a_run_says_why_ranks_write_several_shards(job: Job, num_ranks: int, options: tuple[str, ...], words: str):
+    result = job(num_ranks, *SMALL, *options, "--out", "run.h5", MPI_ROLLOUT_NODES="2")
+    assert result.code == 0 and f"mpi_rollout: {words}\n" in result.err, result.err
+
+
+@pytest.mark.mpi(2)
+def test_the_disk_needs_room_for_the_shards_of_all_teams(job: Job, num_ranks: int):
+    size = {"MPI_ROLLOUT_ANY_SIZE": ""}
+    result = job(num_ranks, *SMALL, "--num-steps", "1000000000000", "--out", "run.h5", MPI_ROLLOUT_NODES="2", **size)
+    assert result.code == 74 and "6 envs x 1,000,000,000,000 steps take about " in result.err, result.err
+    assert not (job.folder / "run.h5.shards").exists()
 
 
 @pytest.mark.mpi(2)

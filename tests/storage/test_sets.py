@@ -188,4 +188,4 @@ def test_a_set_can_be_moved_and_keeps_its_name(path: Path, whole: Path, tmp_path
     path.rename(other), Path(f"{path}.shards").rename(f"{other}.shards")
     with mpi_rollout.open(other) as data, mpi_rollout.open(whole) as expected:
         assert np.array_equal(data.rewards[...], expected.rewards[...])
-    assert "but of big.h5.shards/envs-0-2.h5; a set keeps its name" in refused("verify", other)
+    assert "; call the file big.h5 and its folder big.h5.shards again, where " in refused("verify", other)

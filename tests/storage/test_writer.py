@@ -201,6 +201,16 @@ def test_a_file_that_appears_during_a_run_is_not_overwritten(tmp_path: Path):
     assert_same_bytes(contents(tmp_path / "run.h5.part"), feed.expected(6))
 
 
+def test_whatever_stops_the_thread_of_a_writer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def leave(_: object) -> None:
+        raise SystemExit("enough")
+
+    writer = Feed().writer(tmp_path / "run.h5", 8)
+    monkeypatch.setattr(writer._file, "finish", leave)
+    with pytest.raises(StorageError, match="enough"):
+        writer.finish(ending(1))
+
+
 def test_a_folder_that_is_not_there_is_a_storage_error(tmp_path: Path):
     with pytest.raises(StorageError, match=r"cannot write .*gone/run\.h5\.part: "):
         Feed().writer(tmp_path / "gone" / "run.h5", 4)

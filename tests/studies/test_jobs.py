@@ -4,6 +4,7 @@ import fcntl
 import importlib.util
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from jobs import Job
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.waiting import CROWDED
 from mpi_rollout.studies.commands import numbers
-from mpi_rollout.studies.jobs import JobOptions, check_scipy, claimed, job_folder, tail
+from mpi_rollout.studies.jobs import JobOptions, check_scipy, claimed, job_folder, run_job, tail
 from mpi_rollout.text import pip_install
 
 MPIRUN = "-" * 74 + "\nThere are not enough slots available\nin the system.\n" + "-" * 74 + "\n"
@@ -50,6 +51,14 @@ def test_the_rest_is_kept():
 def test_of_much_the_end_is_kept_and_the_error_comes_first():
     told = tail(TRACEBACK + "bye\n" * 10_000)
     assert told.startswith(": ValueError: diverged\n") and told.endswith("bye") and len(told) < 3000
+
+
+def test_what_a_job_leaves_in_its_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also the folder of a set of shards."""
+    program = "import pathlib; pathlib.Path('run.h5.shards').mkdir(); print('{\"complete\": true}')"
+    monkeypatch.chdir(tmp_path)
+    assert run_job([sys.executable, "-c", program], tmp_path, 60.0) == {"complete": True}
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_study_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
