@@ -60,7 +60,7 @@ class Feed:
             "hosts": '["here"]', "mpi_library": "none", "num_ranks": 1, "started": "2000-01-01T00:00:00+00:00",
             **self.attributes,
         }  # fmt: skip
-        prefix = None if num_past is None else Prefix(num_past, f"{path}.part")
+        prefix = None if num_past is None else Prefix(num_past, f"{config.path}.part")
         return Writer(new_file(config, attributes, num_rows, prefix), blocks)
 
     def ends(self, step: int) -> np.ndarray:
