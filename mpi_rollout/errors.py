@@ -95,6 +95,10 @@ class DataError(RolloutError):
     exit_code = 65
 
 
+class NotContinuedError(DataError):
+    """What an earlier start of the run has written is damaged; the message has the way out."""
+
+
 class ContentError(DataError):
     """The content of a file is not what it should be.  The message does not name the file: who opened it does."""
 

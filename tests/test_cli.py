@@ -243,7 +243,7 @@ def test_an_output_that_exists_is_refused_and_not_touched(job):
 def test_what_has_the_name_of_an_unfinished_output_is_refused_and_not_touched(job):
     (job.folder / "run.h5.part").write_bytes(b"years of work")
     line = refused(job, *GOOD, "--out", "run.h5", code=65)
-    assert "run.h5.part cannot be continued and was left as it is" in line and "move it away" in line
+    assert "run.h5.part cannot be continued: " in line and "move it away" in line
     assert (job.folder / "run.h5.part").read_bytes() == b"years of work"
 
 

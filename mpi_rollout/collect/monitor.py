@@ -1,7 +1,7 @@
 """What the root knows of a run under way: how far it is, whether it must stop, which ranks it goes on without."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -23,10 +23,11 @@ from mpi_rollout.storage.status import Status
 from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
+    from mpi_rollout.storage.later_check import LaterCheck
     from mpi_rollout.storage.writer import Writer  # Imports h5py, which is for the root alone.
 
 RankReport = dict[str, Any]  # What a rank says of itself at the end: its host, envs and seconds by phase.
-STATUS_EVERY_S = 5.0  # The status is written again, if nothing was committed.
+STATUS_EVERY_S = 5.0  # The status is written again; on a parallel file system that may take a while.
 
 
 @dataclass
@@ -34,6 +35,7 @@ class RunState:
     """Where a run is: what there is of it, and what it has taken; see `report.RunFigures`."""
 
     past: Past | None  # Where an earlier start of the run came to.
+    past_checks: "Sequence[LaterCheck]" = ()  # Of what it wrote, under way.
     is_continuable: bool = True  # Its envs can be brought back to where they were.
     writer: "Writer | None" = None  # It and the collector are there when the envs are where the run begins.
     collector: Collector | None = None
@@ -85,14 +87,13 @@ class Monitor:
         self._looked_at, self._seen_env_steps = 0.0, 0
         self._since_line = np.zeros(2)  # Env steps and seconds since the last line.
         self._spent = Spent(config.in_lockstep)
-        self._told, self._status_at = -1, 0.0  # What the status says, and when it is to be written again.
+        self._told, self._status_at = 0, 0.0  # What the status says, and when it is to be written again.
         self._began_at = self._tell_at = self._checked_at = self._worst_pause_s = 0.0
 
     def check_stop(self) -> None:
-        """Raise Interrupted if somebody asked the run to stop, or its time is nearly over."""
+        """Raise Interrupted if the run is to stop or its time is nearly over, DataError if its past is damaged."""
+        self.check_own_stop()
         place = self._state.place
-        if self._driver.stop_signal:
-            raise Interrupted(f"{place}: stopped by {name_of_stop(self._driver.stop_signal)}")
         worst_commit_s = 0.0 if self._state.writer is None else self._state.writer.worst_commit_s
         if self._leaders is not None:
             if self._leaders.is_to_end():
@@ -107,6 +108,13 @@ class Monitor:
         if self._deadline.is_near(worst_commit_s, self._worst_pause_s):
             raise Interrupted(f"{place}: stopped for {self._deadline.reason}")
 
+    def check_own_stop(self) -> None:
+        """Do of `check_stop` what takes no MPI, and no time: any thread may call it."""
+        for check in self._state.past_checks:
+            check.poll()
+        if self._driver.stop_signal:
+            raise Interrupted(f"{self._state.place}: stopped by {name_of_stop(self._driver.stop_signal)}")
+
     def on_fault(self, env_index: int, step: int, message: str) -> None:
         self._state.restarts[self._first_env + env_index] += 1
         self._state.file.add_fault(env_index, step, message)
@@ -120,7 +128,7 @@ class Monitor:
                 collector.num_steps, num_committed, env_steps, self._rate, self._state.file.worst_commit_s
             )
             num_committed = int(self._leaders.states[:, 1].min())
-        if num_committed != self._told or now_s >= self._status_at:
+        if now_s >= self._status_at or (num_committed and not self._told):
             self._status.tell("running", num_steps=num_committed)
             self._told, self._status_at = num_committed, now_s + STATUS_EVERY_S
         if not self._looked_at:

@@ -82,7 +82,9 @@ class Root:
         config, self._hosts, self._all_hosts = team.config, team.hosts or hosts, hosts
         self._config, self._output, self._facts, self._team = config, output, facts, team
         self._policy = policy
-        self._state = RunState(output.past, facts.reproducibility != Reproducibility.SLICE, rank=worker.rank)
+        self._state = RunState(
+            output.past, output.checks, facts.reproducibility != Reproducibility.SLICE, rank=worker.rank
+        )
         past = self._state.num_past, output.old_nbytes
         self._num_before, self._old_nbytes = past if team.leaders is None else team.leaders.past(*past)
         self._trace = trace
@@ -180,10 +182,19 @@ class Root:
 
     def _resume(self, past: Past) -> Collector:
         """Go on from the last step that an earlier start of the run committed."""
-        from mpi_rollout.data.columns import columns_of
+        from mpi_rollout.storage.tail import not_continued
 
         self._status.tell("running", num_steps=self._num_before)
-        source = self._output.source
+        source = self._output.source if self._team.team is None else f"{self._config.path}.part"
+        try:
+            return self._go_on_from(past, source)
+        except DataError as error:
+            raise not_continued(error, source) from error
+
+    def _go_on_from(self, past: Past, source: str) -> Collector:
+        """Bring the envs back to where they stood after `past`; `source` is the file of the run, in messages."""
+        from mpi_rollout.data.columns import columns_of
+
         with closing(self._output.open_past()) as stored:  # It stays open also when another file has taken its place.
             columns, start = columns_of(stored), perf_counter()
             check_promise(past, self._facts.reproducibility, source)
@@ -194,8 +205,7 @@ class Root:
             running = past.num_steps - np.minimum(past.starts, past.num_steps)
             self._state.env_steps_before = int(stored.ended["length"].sum() + running.sum())
             if self._team.speaks or lost:
-                said = source if self._team.team is None else f"{self._config.path}.part"
-                say_resumed(said, past, (self._num_before, self._config.num_steps), lost, self._state.catch_up_s)
+                say_resumed(source, past, (self._num_before, self._config.num_steps), lost, self._state.catch_up_s)
             collector = self._make_collector(lost)
             num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
             collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, columns))
@@ -237,7 +247,7 @@ class Root:
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
         attributes = self._attributes(self._config, self._hosts)
         self._begin_set()
-        file = self._output.new_file(self._config, attributes, num_rows, lost)
+        file = self._output.new_file(self._config, attributes, num_rows, lost, self._monitor.check_own_stop)
         self._state.writer = Writer(file, blocks if self._config.trajectories else [])
         return self._state.writer if self._config.trajectories else Discard(blocks)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from dataclasses import replace
 
 from mpi_rollout.collect.collector import Collector
@@ -11,12 +12,23 @@ from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.policy_kinds import kind_of_name
 from mpi_rollout.drive.driver import Driver
-from mpi_rollout.errors import Interrupted, PolicyError, RankError, RolloutError, StorageError, UsageError, as_flag
+from mpi_rollout.errors import (
+    Interrupted,
+    NotContinuedError,
+    PolicyError,
+    RankError,
+    RolloutError,
+    StorageError,
+    UsageError,
+    as_flag,
+)
 from mpi_rollout.exchange import world
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import STDOUT, fitted, say
 from mpi_rollout.storage.status import Status, is_batch_job
 from mpi_rollout.text import counted
+
+LOOK_EVERY_S = 0.1
 
 
 class RunEnd:
@@ -43,6 +55,16 @@ class RunEnd:
         self._print_summary(figures)
         return 0
 
+    def _await_check(self) -> None:
+        """Let the check of what earlier starts wrote come to its end: a file that gets its name is whole."""
+        is_said = self._state.rank != world.ROOT
+        while any(check.poll() for check in self._state.past_checks):
+            self._monitor.check_stop()
+            if not is_said:
+                say("mpi_rollout: all steps are taken; compares what earlier starts wrote with its checksums\n")
+                is_said = True
+            time.sleep(LOOK_EVERY_S)
+
     def fail(self, error: RolloutError) -> int:
         """Keep what is whole, say what happened, return the exit code."""
         kept = self._kept(error)
@@ -59,6 +81,7 @@ class RunEnd:
     def _kept(self, error: RolloutError) -> str:
         """Keep what is whole after an error; return what is said of that.  The error has what failed then, too."""
         self._monitor.progress.close()
+        self._state.is_continuable &= not isinstance(error, NotContinuedError)
         kept = ""
         try:
             if self._state.writer is not None and not isinstance(error, StorageError):
@@ -108,6 +131,8 @@ class RunEnd:
         from mpi_rollout.storage.run_file import Ending
 
         self._monitor.progress.close()
+        if complete:
+            self._await_check()
         state, tally, ranks = self._state, collector.tally, self._lost_ranks.reports()
         figures = self._figures(collector, ranks, complete)
         totals = tally.env_steps, state.seconds, ranks, state.limit

@@ -13,7 +13,7 @@ import numpy as np
 from mpi_rollout.commands import style
 from mpi_rollout.process.clock import PHASES, WORDS
 from mpi_rollout.storage.checked_file import CheckedFile, checked
-from mpi_rollout.storage.schema import INTERVAL, LIMIT, RANK, is_manifest, is_recording
+from mpi_rollout.storage.schema import INTERVAL, LIMIT, is_manifest, is_recording
 from mpi_rollout.storage.set_source import SetSource
 from mpi_rollout.storage.shard_files import size_of
 from mpi_rollout.storage.stored_run import StoredRun
@@ -58,7 +58,7 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             "finished": finished,
             "advice": text(attributes, "advice").strip() if "advice" in attributes else "",
             "throughput": _throughput(checks),
-            "ranks": _ranks(checks.table("throughput/ranks", RANK)),
+            "ranks": _ranks(checks.ranks()),
             "faults": [
                 {"env_index": int(env), "step": int(step), "message": message.decode(errors="replace")}
                 for env, step, message in (shards or checks).faults()[["env_index", "step", "message"]]
@@ -145,7 +145,7 @@ def plot_run(tell: Tell, path: str, figure_path: str) -> str:
         checks.tell("its tables")
         attributes, config = checks.root, checks.config
         intervals, limit = checks.table("throughput/intervals", INTERVAL), checks.table("throughput/limit", LIMIT)
-        ranks = checks.table("throughput/ranks", RANK)
+        ranks = checks.ranks()
         episodes = (shards or checks).committed_episodes() if checks.has_trajectories else None
         hosts = ", ".join(sorted(set(parsed(attributes, "hosts", list))))
         sizes = f"{counted(config.num_envs, 'env')} on {counted(count(attributes, 'num_ranks'), 'rank')}"

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 
 from mpi_rollout.errors import ContentError
-from mpi_rollout.storage.chunks import indexed_chunks
+from mpi_rollout.storage.chunk_list import indexed_chunks
 from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters, fletcher32
 from mpi_rollout.storage.schema import is_sparse
 
@@ -111,6 +111,22 @@ class ChunkReader:
                 gap = np.flatnonzero(there != np.arange(len(there)))
                 return self._named(int(gap[0]) if len(gap) else len(there), "there is no such chunk")
         return ""
+
+    def disagreement(self) -> str:
+        """Say which chunk HDF5's index does not have as it is listed, "" if it has them all.  No chunk is read."""
+        (listed, rows), (indexed, others) = self._listed, self._index
+        if len(different := np.setxor1d(listed, indexed)):
+            where = "the list of chunks" if different[0] in indexed else "HDF5's index"
+            return self._named(int(different[0]), f"there is no such chunk in {where}")
+        differs = (rows["nbytes"] != others["nbytes"]) | (rows["filter_mask"] != others["filter_mask"])
+        at = int(differs.argmax()) if differs.any() else -1
+        sizes = f"the chunk has {others['nbytes'][at]} bytes, {rows['nbytes'][at]} are listed" if at >= 0 else ""
+        return self._named(int(listed[at]), sizes) if sizes else ""
+
+    def indexed(self, rows: slice) -> np.ndarray:
+        """Return where HDF5's index has the chunks that hold some rows, as rows of the table /chunks."""
+        numbers = list(self.numbers(rows))
+        return self._index.rows[np.isin(self._index.numbers, numbers)]
 
     def _named(self, number: int, problem: str) -> str:
         """Put the rows and envs of a chunk before what is wrong with it."""

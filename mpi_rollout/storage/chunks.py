@@ -16,15 +16,17 @@ with a CRC-32 of its bytes in the file.
 import json
 import os
 import zlib
+from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
 
-from mpi_rollout.errors import ContentError
 from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters
 from mpi_rollout.storage.schema import CHUNK, COMMIT, TABLES, first_digest, is_sparse, leaf_datasets, next_digest
-from mpi_rollout.storage.untrusted import attributes_of, is_of_reading, parsed, table_of
 from mpi_rollout.storage.values import ValueChecks
+
+if TYPE_CHECKING:
+    from mpi_rollout.storage.tail import ChunkTail, Tail
 
 LOOKED_AT = 1024  # Bytes at both ends of a chunk, to see whether it is somewhere.
 FEW_CHUNKS = 512  # HDF5 looks through them in a tenth of a millisecond.
@@ -43,6 +45,15 @@ class FileDatasets:
         self.tables = {name: TableWriter(file[name], self._list) for name in TABLES if name in file}
         self.values = ValueChecks(file.attrs)
 
+    def go_on(self, tail: "Tail") -> None:
+        """Append from now on behind what an earlier start has committed."""
+        for name, column in self.columns.items():
+            column.go_on(tail.datasets[f"trajectories/{name}"])
+        for name, table in self.tables.items():
+            table.go_on(tail.datasets[name])
+        self._list.go_on(tail)
+        self.values = tail.values
+
     def append(self, name: str, array: np.ndarray, first_row: int, stop: int, is_last: bool = False) -> None:
         """Write rows of a column, see `ChunkWriter.append`."""
         new = self.columns[name].append(array, first_row, stop, is_last)
@@ -56,20 +67,18 @@ class FileDatasets:
         self.file["trajectories"].attrs.modify("num_steps", np.int64(num_steps))
         self.file.flush()
 
-    def end(self, num_steps: int, env_steps: int, seconds: float, ranks: np.ndarray) -> None:
-        """Write what is known at the end of a run, and give all chunks their checksums."""
+    def end(self, num_steps: int, env_steps: int, seconds: float, ranks: np.ndarray, is_last: bool) -> None:
+        """Write what is known at the end of a start; of a complete run, give all chunks their checksums."""
         throughput = self.file["throughput"]
         throughput.attrs.modify("env_steps", np.int64(env_steps))
         throughput.attrs.modify("seconds", np.float64(seconds))
-        # Not by HDF5's own writing, which passes through its chunk cache: when the disk refuses the chunk, the cache
-        # forgets the error, and the next flush crashes the process (HDF5 2.0).
-        writer = ChunkWriter(throughput["ranks"], self._list)
-        writer.num_rows = 0
-        writer.append(ranks, 0, len(ranks))
-        for column in self.columns.values():
-            column.seal()
-        for table in self.tables.values():
-            table.seal()
+        self.tables["throughput/ranks"].append(ranks)
+        if is_last:
+            for column in self.columns.values():
+                column.seal()
+            for table in self.tables.values():
+                table.seal()
+        self.file.flush()  # What is listed as of steps that are committed already must be in HDF5's index.
         self._list.commit(num_steps)
         self.file.flush()
 
@@ -93,6 +102,11 @@ class ChunkWriter:
         self._open = np.zeros(0)  # The rows of the last chunk, while it is not full and has no checksum.
         self._unsealed: set[int] = set()  # The first envs of its chunks that the file has.
 
+    def go_on(self, tail: "ChunkTail") -> None:
+        """Append from now on behind these rows."""
+        self.num_rows, self._open = tail.num_rows, tail.rows
+        self._unsealed = set(tail.chunks["env"].tolist())
+
     def append(self, array: np.ndarray, first_row: int, stop: int, is_last: bool = False) -> slice:
         """Write those of an array's first `stop` rows that the dataset does not have yet; return which these are.
 
@@ -110,7 +124,8 @@ class ChunkWriter:
         start, rows = max(self.num_rows - first_row, 0), self.chunks[0]
         if stop <= start:
             return slice(start, start)
-        self.dataset.resize(first_row + stop, axis=0)
+        if first_row + stop > len(self.dataset):
+            self.dataset.resize(first_row + stop, axis=0)
         for row in range(start - start % rows, stop, rows):
             self._write_row(first_row + row, array[row : row + rows], rows if is_last else min(stop - row, rows))
         self.num_rows = first_row + stop
@@ -159,6 +174,11 @@ class TableWriter:
         self._rows = np.zeros(dataset.chunks, dataset.dtype)
         self.seal = self._chunks.seal
 
+    def go_on(self, tail: "ChunkTail") -> None:
+        """Append from now on behind these rows."""
+        self._rows[: len(tail.rows)] = tail.rows
+        self._chunks.go_on(tail)
+
     def append(self, rows: np.ndarray) -> None:
         """Write rows behind the last one."""
         while len(rows):
@@ -192,6 +212,16 @@ class ChunkList:
         self._growing: dict[tuple[int, ...], tuple[int, int]] = {}  # Offset and size of chunks that are not full.
         self._num_chunks = self._behind_last = 0
         self._bytes = open(file.filename, "rb", buffering=0)  # noqa: SIM115  # It is open as long as the file.
+
+    def go_on(self, tail: "Tail") -> None:
+        """Append from now on behind the commits of an earlier start."""
+        self._chunks.go_on(tail.datasets["chunks"])
+        self._commits.go_on(tail.datasets["commits"])
+        self._digest, self._num_chunks = tail.digest, tail.datasets["chunks"].num_rows
+        for name, dataset in tail.datasets.items():
+            for chunk in dataset.chunks:
+                key = self._numbers[f"/{name}"], int(chunk["row"]), int(chunk["env"])
+                self._growing[key] = int(chunk["offset"]), int(chunk["nbytes"])
 
     def write(self, writer: ChunkWriter, place: tuple[int, ...], data: np.ndarray, mask: int, num_rows: int) -> None:
         """Write the bytes of a chunk, and note it: all bytes of a full one, those of the rows of another one."""
@@ -230,62 +260,3 @@ class ChunkList:
     def close(self) -> None:
         """Close the file's descriptor."""
         self._bytes.close()
-
-
-def listed_chunks(file: h5py.File, num_steps: int, is_sealed: bool, is_at_least: bool = False) -> dict[str, np.ndarray]:
-    """Return the chunks listed by the last commit of `num_steps` steps, by dataset; ContentError if damaged.
-
-    With `is_at_least`, a commit of more steps will do, of those before the first one that is damaged.
-    """
-    names = parsed(attributes_of(file["chunks"]), "datasets", list)
-    chunks, commits = table_of(file, "chunks"), table_of(file, "commits")
-    whole = commits[: _num_whole(file, chunks, commits)]
-    considered = whole if is_at_least else commits
-    counts = considered["num_steps"] >= num_steps if is_at_least else considered["num_steps"] == num_steps
-    counting = np.flatnonzero(counts & (considered["num_chunks"] <= len(chunks)))
-    if not len(counting):
-        if not num_steps and not is_sealed:
-            return {}
-        what = f"its list of chunks has no commit of {num_steps:,} steps"
-        most = int(whole["num_steps"].max(initial=0))
-        raise ContentError(what + (f"; recover the first {most:,} with --num-steps {most}" if most else ""))
-    # A writer, killed or at work, may have left commits whose chunks are not listed yet.
-    others = commits["num_chunks"][len(whole) :]
-    if len(others) and not is_at_least and (is_sealed or (others <= len(chunks)).any()):
-        raise ContentError("its list of chunks is not what was written: the digest does not fit")
-    chunks = chunks[: considered["num_chunks"][counting[-1]]]
-    is_possible = (chunks["row"] >= 0) & (chunks["env"] >= 0) & (chunks["num_checked"] >= 0)
-    is_possible &= chunks["num_checked"] <= chunks["nbytes"]
-    if not is_possible.all():
-        raise ContentError(f"its list of chunks is damaged in row {is_possible.argmin():,}")
-    return {str(name): chunks[chunks["dataset"] == number] for number, name in enumerate(names)}
-
-
-def _num_whole(file: h5py.File, chunks: np.ndarray, commits: np.ndarray) -> int:
-    """Return the number of commits that are as they were written, before the first one that is not."""
-    digest, start = first_digest(attributes_of(file)), 0
-    for number, commit in enumerate(commits):
-        stop = int(commit["num_chunks"])
-        digest = next_digest(digest, int(commit["num_steps"]), chunks[start:stop])
-        if not start <= stop <= len(chunks) or digest != commit["digest"].tobytes():
-            return number
-        start = stop
-    return len(commits)
-
-
-def indexed_chunks(dataset: h5py.Dataset, is_needed: bool) -> np.ndarray:
-    """Return where HDF5's index has the chunks of a dataset; ContentError if it is needed and cannot be read."""
-    found: list[tuple[int, ...]] = []
-
-    def note(chunk: h5py.h5d.StoreInfo) -> None:
-        row, env = (*chunk.chunk_offset, 0)[:2]
-        found.append((0, row, env, chunk.byte_offset, chunk.size, chunk.filter_mask, chunk.size, 0))
-
-    try:
-        dataset.id.chunk_iter(note)
-    except Exception as error:
-        if not is_of_reading(error):
-            raise
-        if is_needed:
-            raise ContentError(f"{str(dataset.name)[1:]}: HDF5's index of its chunks cannot be read") from error
-    return np.array(found, CHUNK)

@@ -3,8 +3,8 @@
 import h5py
 import numpy as np
 
+from mpi_rollout.storage.chunk_list import listed_chunks
 from mpi_rollout.storage.chunk_reader import ChunkReader
-from mpi_rollout.storage.chunks import listed_chunks
 from mpi_rollout.storage.schema import CHUNK
 
 

@@ -1,7 +1,7 @@
 """What is where a run wants to write: nothing, the run itself, or what an earlier start of it has left."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from shlex import quote
@@ -9,23 +9,25 @@ from shlex import quote
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
+from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.process.paths import located
 from mpi_rollout.storage import ownership
 from mpi_rollout.storage.checked_file import identity_of
 from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.filters import check_available
+from mpi_rollout.storage.later_check import LaterCheck, begin_in_sandbox
 from mpi_rollout.storage.manifest import is_set
 from mpi_rollout.storage.overwriting import check_replaceable, why_dropped
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
 from mpi_rollout.storage.run_file import Prefix, RunFile, new_file
-from mpi_rollout.storage.same_run import check_same_run, why_not_brought_back
+from mpi_rollout.storage.same_run import check_extends, check_same_run, why_not_brought_back
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.storage.shard_files import shards_folder
 from mpi_rollout.storage.status import refuse_running, status_path
 from mpi_rollout.storage.stored_run import StoredRun
+from mpi_rollout.storage.tail import not_continued
+from mpi_rollout.storage.torn import is_marked
 
 DEFAULT_FOLDER = "results"  # The folder of outputs without `--out`, made where a command is started.
 
@@ -45,11 +47,14 @@ class ClaimedOutput:
         The `ownership.identity` of the complete file that this run extends or replaces; None where there is none.
     source
         The file that `past` was read from: the unfinished one, or the complete one that is extended.
+    checks
+        Of the data of the unfinished file, by a process that goes on meanwhile; none where the file is copied.
     dropped
         What is said of the unfinished file at `source` that is dropped; "" where there is none.
     """
 
     past: Past | None = None
+    checks: Sequence[LaterCheck] = ()
     warning: str = ""
     lock: Lock | None = None
     replaces: tuple[int, int] | None = None
@@ -63,16 +68,21 @@ class ClaimedOutput:
             self.release()
 
     def new_file(
-        self, config: RolloutConfig, attributes: Mapping[str, object], num_rows: int, lost: Mapping[int, int]
+        self,
+        config: RolloutConfig,
+        attributes: Mapping[str, object],
+        num_rows: int,
+        lost: Mapping[int, int],
+        check_stop: Callable[[], None],
     ) -> RunFile:
-        """Return the file that is to be made now, of what there is; `lost` are as in `run_file.Prefix`."""
-        prefix = None if self.past is None else Prefix(self.past.num_steps, self.source, lost)
+        """Return the file that is to be made now, of what there is; the last two are as in `run_file.Prefix`."""
+        prefix = None if self.past is None else Prefix(self.past.num_steps, self.source, lost, check_stop)
         self.drop()
         return new_file(config, attributes, num_rows, prefix, self.replaces)
 
     @property
     def old_nbytes(self) -> int:
-        """The size of the unfinished file of before, which goes when the new one is there; a complete one stays."""
+        """The size of the unfinished file of before; a complete one stays."""
         return os.path.getsize(self.source) if self.past is not None and self.source.endswith(".part") else 0
 
     def open_past(self) -> StoredRun:
@@ -80,7 +90,9 @@ class ClaimedOutput:
         return StoredRun(self.source)
 
     def release(self) -> None:
-        """Let other runs have the unfinished file."""
+        """Let other runs have the unfinished file, which nobody checks any more."""
+        for check in self.checks:
+            check.end()
         if self.lock is not None:
             self.lock.release()
 
@@ -105,15 +117,15 @@ def claim_output(config: RolloutConfig) -> ClaimedOutput:
     remove_unfinished(part + ".new")
     replaces = identity(path)
     if not os.path.lexists(part):
-        stored = look_into(config, path) if replaces and not config.overwrite else None
+        stored, _ = look_into(config, path) if replaces and not config.overwrite else (None, None)
         past = None if stored is None else read_past(stored)
-        return ClaimedOutput(past, warning, replaces=replaces, source=path)
+        return ClaimedOutput(past, warning=warning, replaces=replaces, source=path)
     lock_of_part = lock(part)
     try:
         if config.overwrite and (dropped := why_dropped(config, part)):
-            return ClaimedOutput(None, warning, lock_of_part, replaces, part, dropped)
-        if stored := run_to_continue(config, part):
-            return ClaimedOutput(read_past(stored), warning, lock_of_part, replaces, part)
+            return ClaimedOutput(None, (), warning, lock_of_part, replaces, part, dropped)
+        if found := run_to_continue(config, part):
+            return ClaimedOutput(read_past(found[0]), found[1], warning, lock_of_part, replaces, part)
     except BaseException:
         lock_of_part.release()
         raise
@@ -121,18 +133,21 @@ def claim_output(config: RolloutConfig) -> ClaimedOutput:
     return claim_output(config)
 
 
-def run_to_continue(config: RolloutConfig, part: str) -> StoredRun | None:
+def run_to_continue(config: RolloutConfig, part: str) -> tuple[StoredRun, Sequence[LaterCheck]] | None:
     """Open an unfinished file; if it has committed no step, remove it and return None."""
-    stored = look_into(config, part)
-    if stored is None or stored.num_steps == 0:
-        os.unlink(part)
-        return None
-    if why := why_not_brought_back(stored.reproducibility):
+    stored, checks = look_into(config, part)
+    why = why_not_brought_back(stored.reproducibility) if stored is not None and stored.num_steps else ""
+    if stored is not None and stored.num_steps and not why:
+        return stored, checks
+    for check in checks:
+        check.end()
+    if why:
         raise UsageError(
             f"--out {config.out}: {part} cannot be continued: {why}; keep what there is with "
             f"`python -m mpi_rollout recover {quote(part)}`, or move it away"
         )
-    return stored
+    os.unlink(part)
+    return None
 
 
 def check_place(config: RolloutConfig, is_set: bool = False) -> str:
@@ -196,37 +211,6 @@ def warning_of(path: str, why_not: str) -> str:
     )
 
 
-def check_extends(config: RolloutConfig, path: str) -> None:
-    """Refuse the file at the output's name, unless it is this run with fewer steps.
-
-    AlreadyComplete if it is this run with all its steps; UsageError if it is something else, or cannot be extended.
-    """
-    try:
-        stored = in_sandbox("mpi_rollout.storage.checked_file:identity", path)
-    except DataError as error:
-        raise UsageError(f"--out {config.out}: {path} exists; move it away or use another --out ({error})") from error
-    if not stored["complete"]:
-        check_same_run(config, stored, path)
-        raise UsageError(
-            f"--out {config.out}: {path} was recovered from this run before its end; move it away to continue the run"
-        )
-    if not check_same_run(config, stored, path):
-        raise AlreadyComplete(
-            f"--out {config.out}: {path} is there already, of the same run and complete; nothing is left to do"
-        )
-    if os.path.islink(path):
-        raise UsageError(
-            f"--out {config.out} is a link; to extend the file give its name, --out {quote(os.path.realpath(path))}"
-        )
-    why = "it has no trajectories"
-    if config.trajectories:
-        why = why_not_brought_back(Reproducibility(stored["promise"]))
-    if why:
-        raise UsageError(
-            f"--out {config.out}: {path} cannot be extended, since {why}; move it away or use another --out"
-        )
-
-
 def remove_unfinished(path: str) -> None:
     """Remove the file of a start that was killed before its file was whole; UsageError if that start still lives."""
     if os.path.lexists(path):
@@ -236,21 +220,27 @@ def remove_unfinished(path: str) -> None:
         lock_of_old.release()
 
 
-def look_into(config: RolloutConfig, part: str) -> StoredRun | None:
-    """Check all of a file, and open it; None if it has no trajectories.
+def look_into(config: RolloutConfig, part: str) -> tuple[StoredRun | None, Sequence[LaterCheck]]:
+    """Check a file, but not its columns, and open it; None if it has no trajectories.
 
+    The columns are compared with their checksums where they are copied; otherwise by the checks that are returned.
     DataError if the file is damaged, UsageError if it is another run's.
     """
+    checks: Sequence[LaterCheck] = ()
     try:
-        in_sandbox("mpi_rollout.storage.verification:verify", part)
-    except DataError as error:
-        raise DataError(
-            f"{error}; {part} cannot be continued and was left as it is: `python -m mpi_rollout recover {quote(part)}` "
-            "makes a file of what is whole, or move it away to begin anew"
-        ) from error
-    stored = StoredRun(part)
-    check_same_run(config, identity_of(stored.attributes), part)
-    return stored if config.trajectories else None
+        if part.endswith(".part") and not is_marked(part):
+            checks = [begin_in_sandbox("mpi_rollout.storage.verification:verify_later", part)[1]]
+        else:
+            in_sandbox("mpi_rollout.storage.verification:end", part)
+        stored = StoredRun(part)
+        check_same_run(config, identity_of(stored.attributes), part)
+    except BaseException as error:
+        for check in checks:
+            check.end()
+        if isinstance(error, DataError):
+            raise not_continued(error, part) from error
+        raise
+    return (stored if config.trajectories else None), checks
 
 
 def read_past(stored: StoredRun) -> Past:

@@ -74,7 +74,7 @@ def schema_of(file: h5py.File) -> Schema:
     attributes = {name: value for name, value in file.attrs.items() if name not in LATER_ATTRIBUTES}
     config, columns = read_config(file.attrs["config"], str(file.filename)), leaf_datasets(file["trajectories"])
     num_rows = max(dataset.chunks[0] for dataset in columns.values())
-    return Schema(attributes, config, num_rows, len(file["throughput/ranks"]))
+    return Schema(attributes, config, num_rows, file["throughput/ranks"].chunks[0])
 
 
 def _fill(source: CheckedFile | SetSource, destination: FileDatasets) -> None:
@@ -92,7 +92,7 @@ def _fill(source: CheckedFile | SetSource, destination: FileDatasets) -> None:
     intervals = source.table("throughput/intervals", INTERVAL)
     if seconds == 0 and len(intervals):  # The run was killed.
         env_steps, seconds = intervals["env_steps"][-1], intervals["time"][-1]
-    destination.end(num_steps, env_steps, seconds, source.table("throughput/ranks", RANK))
+    destination.end(num_steps, env_steps, seconds, source.table("throughput/ranks", RANK), is_last=True)
 
 
 @contextmanager

@@ -6,11 +6,12 @@ so what `num_steps` counts is there even after a SIGKILL; see `chunks` for what 
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 
+import h5py
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig, versions
@@ -33,8 +34,9 @@ from mpi_rollout.storage.schema import (
     padded,
     rank_rows,
 )
+from mpi_rollout.storage.tail import read_tail, why_copied
 from mpi_rollout.storage.values import ValueChecks
-from mpi_rollout.storage.verification import check_chunks
+from mpi_rollout.storage.verification import check_index
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,13 @@ class Prefix:
     """The first steps of a run that is continued or extended.
 
     `lost` are the envs whose running episodes cannot be continued, and the first step that is not what it was: they end
-    here, truncated and faulted.
+    here, truncated and faulted.  `check_stop` raises where what may take long is to be stopped; the writer calls it.
     """
 
     num_steps: int
     source: str
     lost: Mapping[int, int] = field(default_factory=dict)
+    check_stop: Callable[[], None] = lambda: None
 
 
 class RunFile:
@@ -113,12 +116,31 @@ class RunFile:
         put_in_free_place(self.part + ".new", self.part)
 
     def go_on_from(self, prefix: Prefix) -> None:
-        """Begin with what an earlier start has left.  A new file is made of it, called `.part` when it has all."""
-        self.num_committed, new = prefix.num_steps, self.part + ".new"
+        """Begin with what an earlier start has left: in the same file if that can be, otherwise in a copy."""
+        self.num_committed = self._num_rows_seen = prefix.num_steps
+        if prefix.source != self.part or prefix.lost or not self._append_to_part(prefix.num_steps):
+            self._begin_copy(prefix)
+
+    def _append_to_part(self, num_steps: int) -> bool:
+        """Open the file of an earlier start to append to it; return whether that can be.  The caller has locked it."""
+        with checked(self.part, lambda doing: None) as source:
+            if why_copied(source, self._schema, num_steps):
+                return False
+            tail = read_tail(source)
+        take_free_descriptors()
+        file = h5py.File(self.part, "r+", libver="latest", locking=False)
+        file.swmr_mode = True
+        self._datasets = FileDatasets(file)
+        self._datasets.go_on(tail)
+        self._episodes = tail.episodes
+        return True
+
+    def _begin_copy(self, prefix: Prefix) -> None:
+        """Make a new file of what there is, which is called `.part` when it has all."""
+        new = self.part + ".new"
         lock = self._make(new)
         with _whole_or_gone(new):
             self._episodes = self._copy(prefix)
-            self._num_rows_seen = prefix.num_steps
             self._commit(prefix.num_steps, self._episodes)
             self.ended = np.zeros(3)
             lock.sync()
@@ -128,10 +150,10 @@ class RunFile:
             put_in_free_place(new, self.part)
 
     def _copy(self, prefix: Prefix) -> EpisodeTable:
-        """Copy what there is, which was verified; its table of episodes is not read again, but computed."""
+        """Copy what there is, and check it on the way; its table of episodes is not read again, but computed."""
         try:
             with (
-                checked(prefix.source, lambda doing: None, prefix.num_steps, is_rescue=True) as source,
+                checked(prefix.source, lambda _: prefix.check_stop(), prefix.num_steps, is_rescue=True) as source,
                 writing(self.part + ".new"),
             ):
                 return copy_prefix(source, self._datasets, prefix.lost)
@@ -193,20 +215,20 @@ class RunFile:
     def finish(self, ending: Ending) -> str:
         """Commit, close, and if the run is complete check the file and give it its name; return where it is."""
         tables = self._datasets.tables
-        if self._episodes is not None:
+        if self._episodes is not None and ending.complete:  # Otherwise the run may go on.
             tables["episodes"].append(self._episodes.unfinished(self.num_committed))
-            if ending.complete:  # An incomplete run may go on.
-                self.values.warn_of_silence()
+            self.values.warn_of_silence()
         self._write_notes()
         tables["throughput/limit"].append(np.array(ending.limit, LIMIT))
-        self._datasets.end(self.num_committed, ending.env_steps, ending.seconds, rank_rows(ending.ranks))
+        totals = ending.env_steps, ending.seconds, rank_rows(ending.ranks)
+        self._datasets.end(self.num_committed, *totals, is_last=ending.complete)
         if ending.complete:
             for name, words in (("finished", ending.finished), ("advice", ending.advice)):
                 self._datasets.file.attrs.modify(name, padded(name, words))
         self._datasets.close()
         if not ending.complete:
             return self.part
-        check_chunks(self.part)
+        check_index(self.part)
         give_name(self.part, self.path, self._replaces)
         return self.path
 

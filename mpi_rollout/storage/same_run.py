@@ -1,11 +1,13 @@
 """Whether a file that is there is of the run that is to be begun."""
 
 import json
+import os
+from shlex import quote
 from typing import Any
 
 from mpi_rollout.config import DATA_OPTIONS, RolloutConfig, difference, read_config, unused
 from mpi_rollout.core.seeding import Reproducibility
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
 from mpi_rollout.policies.sources import sha256_of
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.storage.shard_files import shards_folder
@@ -76,7 +78,7 @@ def end_of(before: RolloutConfig, now: RolloutConfig, path: str) -> tuple[int, i
     """
     if not before.trajectories or (before.num_episodes, now.num_episodes) == (None, None):
         return before.num_steps, 0, 0
-    num_steps, num_ended, num_ended_before = in_sandbox("mpi_rollout.storage.checked_file:end", path)
+    num_steps, num_ended, num_ended_before = in_sandbox("mpi_rollout.storage.verification:end", path)
     return num_steps, num_ended, num_ended_before
 
 
@@ -95,3 +97,34 @@ def _changes(before: RolloutConfig, now: RolloutConfig) -> dict[str, str]:
 
 def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True)
+
+
+def check_extends(config: RolloutConfig, path: str) -> None:
+    """Refuse the file at the output's name, unless it is this run with fewer steps.
+
+    AlreadyComplete if it is this run with all its steps; UsageError if it is something else, or cannot be extended.
+    """
+    try:
+        stored = in_sandbox("mpi_rollout.storage.checked_file:identity", path)
+    except DataError as error:
+        raise UsageError(f"--out {config.out}: {path} exists; move it away or use another --out ({error})") from error
+    if not stored["complete"]:
+        check_same_run(config, stored, path)
+        raise UsageError(
+            f"--out {config.out}: {path} was recovered from this run before its end; move it away to continue the run"
+        )
+    if not check_same_run(config, stored, path):
+        raise AlreadyComplete(
+            f"--out {config.out}: {path} is there already, of the same run and complete; nothing is left to do"
+        )
+    if os.path.islink(path):
+        raise UsageError(
+            f"--out {config.out} is a link; to extend the file give its name, --out {quote(os.path.realpath(path))}"
+        )
+    why = "it has no trajectories"
+    if config.trajectories:
+        why = why_not_brought_back(Reproducibility(stored["promise"]))
+    if why:
+        raise UsageError(
+            f"--out {config.out}: {path} cannot be extended, since {why}; move it away or use another --out"
+        )

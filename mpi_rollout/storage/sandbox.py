@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO, Any
 
@@ -56,8 +57,8 @@ def in_sandbox(task: str, path: str, *arguments: object, patience_s: float = PAT
     Interrupted
         This process was asked to stop meanwhile.
     """
-    with _heeding() as asked, tempfile.TemporaryFile() as words, _started(task, path, *arguments, words=words) as child:
-        return _answer_of(child, path, patience_s, asked, words)
+    with heeding() as asked, started(task, path, *arguments) as child:
+        return answer_of(child, patience_s, asked)
 
 
 def why_not_followed(path: str) -> str:
@@ -92,11 +93,19 @@ def num_rows_found(tell: Callable[[str], None], path: str) -> int:
         raise StorageError(first_line(error)) from error
 
 
-def _answer_of(
-    child: subprocess.Popen[bytes], path: str, patience_s: float, asked: list[int], words: IO[bytes]
-) -> object:
-    """Wait for what the task has returned, or raise what `in_sandbox` does."""
-    doing = "starting"
+@dataclass(frozen=True)
+class Child:
+    """A process that reads the file `path`; `words` are what it says on stderr, `heard` what was read of its lines."""
+
+    process: subprocess.Popen[bytes]
+    path: str
+    words: IO[bytes]
+    heard: bytearray = field(default_factory=bytearray)
+
+
+def answer_of(child: Child, patience_s: float, asked: list[int]) -> object:
+    """Wait for what the task has returned, or yielded, or raise what `in_sandbox` does."""
+    doing, path = "starting", child.path
     try:
         for line in _lines(child, patience_s, asked):
             said = json.loads(line)
@@ -105,7 +114,7 @@ def _answer_of(
             if "done" in said:
                 return said["done"]
             doing = said["doing"]
-        child.wait(patience_s)
+        child.process.wait(patience_s)
     except (TimeoutError, subprocess.TimeoutExpired):
         raise DataError(
             f"{path}: no answer for {patience_s:g} s while {doing}; the file is damaged, or its disk fails"
@@ -113,11 +122,11 @@ def _answer_of(
     except InterruptedError:
         name = signal.Signals(asked[0]).name
         raise Interrupted(f"{path}: stopped by {name} while {doing}; the file was left as it is") from None
-    raise _failure(path, doing, child.returncode, words)
+    raise _failure(path, doing, child.process.returncode, child.words)
 
 
 @contextmanager
-def _heeding() -> Iterator[list[int]]:
+def heeding() -> Iterator[list[int]]:
     """Collect the signals that ask to stop, in the main thread; raise those again at the end that nobody has heeded."""
     asked: list[int] = []
 
@@ -142,32 +151,40 @@ def _heeding() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _started(task: str, path: str, *arguments: object, words: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a child, with the stop signals blocked; what it says on stderr goes to `words`.  Kill it at the end."""
+def started(task: str, path: str, *arguments: object) -> Iterator[Child]:
+    """Start a child, with the stop signals blocked.  Kill it at the end."""
     environment = os.environ | VARIABLES | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", PROGRAM, json.dumps([os.getpid(), task, path, *arguments])]
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
-    try:
-        child = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=words
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    with child:
+    with tempfile.TemporaryFile() as words:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         try:
-            yield child
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=words
+            )
         finally:
-            child.kill()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        with process:
+            try:
+                yield Child(process, path, words)
+            finally:
+                process.kill()
 
 
-def _lines(child: subprocess.Popen[bytes], patience_s: float, asked: list[int]) -> Iterator[bytes]:
+def _lines(child: Child, patience_s: float, asked: list[int]) -> Iterator[bytes]:
     """Yield a child's lines; TimeoutError if none comes for too long, InterruptedError if something is in `asked`."""
-    pipe = child.stdout
+    pipe, heard = child.process.stdout, child.heard
     assert pipe is not None
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
-        rest, silent_s = b"", 0.0  # Not by the clock, which goes on while both processes are suspended.
-        while not asked:
+        silent_s = 0.0  # Not by the clock, which goes on while both processes are suspended.
+        while True:
+            while b"\n" in heard:
+                end = heard.index(b"\n") + 1
+                line = bytes(heard[:end])
+                del heard[:end]
+                yield line
+            if asked:
+                raise InterruptedError
             if not selector.select(min(LOOK_EVERY_S, patience_s)):
                 silent_s += LOOK_EVERY_S
                 if silent_s >= patience_s:
@@ -176,9 +193,7 @@ def _lines(child: subprocess.Popen[bytes], patience_s: float, asked: list[int]) 
             data, silent_s = os.read(pipe.fileno(), 65536), 0.0
             if not data:
                 return
-            *lines, rest = (rest + data).split(b"\n")
-            yield from lines
-        raise InterruptedError
+            heard += data
 
 
 def _failure(path: str, doing: str, code: int, words: IO[bytes]) -> RolloutError:
@@ -210,7 +225,11 @@ def serve() -> None:
     limit_memory(path)
     kept = []  # An error holds what it has interrupted.  HDF5 may crash when it closes that, on a disk that is full.
     try:
-        answer = {"done": function(teller(signs), path, *arguments)}
+        returned = function(teller(signs), path, *arguments)
+        if isinstance(returned, Iterator):  # See `later_check`.
+            signs.write(json.dumps({"done": next(returned)}) + "\n")
+            returned = list(returned)
+        answer = {"done": returned}
     except RolloutError as error:
         kept.append(error)
         answer = {"refused": error.shown(as_flag), "kind": type(error).__name__}

@@ -78,6 +78,7 @@ TABLES = {  # Tables to which rows are appended: the dtype, and the rows of a ch
     "resets": (RESET, 256),
     "throughput/intervals": (INTERVAL, INTERVALS_PER_CHUNK),
     "throughput/limit": (LIMIT, 256),
+    "throughput/ranks": (RANK, 0),  # Those of one start: a row for each rank.
 }
 
 
@@ -120,16 +121,13 @@ class Schema:
         return file
 
     def _create_dataset(self, file: h5py.File, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-        if name == "throughput/ranks":
-            file.create_dataset(name, (self.num_ranks,), dtype, chunks=(self.num_ranks,), fletcher32=True)
-            return
         options: dict[str, object] = {"maxshape": (None, *shape), "fletcher32": True}
         if shape:
             options["chunks"] = chunk_shape(self.num_rows, shape, dtype)
             if pays(self.config.compression, dtype, shape[1:]):
                 options |= filter_options(self.config.compression, dtype, GZIP_LEVEL)
         else:
-            options["chunks"] = (TABLES[name][1],)
+            options["chunks"] = (TABLES[name][1] or self.num_ranks,)
         file.create_dataset(name, (0, *shape), dtype, **options)
 
 
@@ -141,7 +139,6 @@ def expected_rows(root: Mapping[str, object], config: RolloutConfig, version: in
             expected[f"trajectories/{name}"] = leaf.dtype, (config.num_envs, *leaf.shape)
     has = {"episodes": config.trajectories, "resets": is_recording(root)}
     expected |= {name: (dtype, ()) for name, (dtype, _) in TABLES.items() if has.get(name, True)}
-    expected["throughput/ranks"] = RANK, ()
     return expected | (dict(zip(LIST, ((CHUNK, ()), (COMMIT, ())), strict=True)) if has_list else {})
 
 

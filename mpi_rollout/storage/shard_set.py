@@ -3,7 +3,7 @@
 import glob
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
@@ -12,6 +12,7 @@ from mpi_rollout.core.teams import Team
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
 from mpi_rollout.storage.checked_file import identity_of
+from mpi_rollout.storage.later_check import LaterCheck
 from mpi_rollout.storage.manifest import begin_manifest, read_manifest, run_of
 from mpi_rollout.storage.output import (
     ClaimedOutput,
@@ -152,6 +153,11 @@ class ClaimedShards:
         ]
 
     @property
+    def checks(self) -> list[LaterCheck]:
+        """Those of all shards, see `output.ClaimedOutput`."""
+        return [check for output in self._outputs if output is not None for check in output.checks]
+
+    @property
     def old_nbytes(self) -> int:
         return sum(output.old_nbytes for output in self._outputs if output is not None)
 
@@ -162,7 +168,12 @@ class ClaimedShards:
         return StoredParts(self._config, self._sources, tuple(places))
 
     def new_file(
-        self, config: RolloutConfig, attributes: Mapping[str, object], num_rows: int, lost: Mapping[int, int]
+        self,
+        config: RolloutConfig,
+        attributes: Mapping[str, object],
+        num_rows: int,
+        lost: Mapping[int, int],
+        check_stop: Callable[[], None],
     ) -> RunFile | TeamFiles:
         """Return the shards that are to be made now; `lost` are the team's envs that did not come back."""
         first_env, num_steps, shards = self._team.envs.start, min(self._num_steps), list[Shard]()
@@ -178,7 +189,8 @@ class ClaimedShards:
                 )
             its = {**attributes, "config": own.to_json(), "num_envs": own.num_envs, "run": self._run}
             if output is not None:
-                shards.append(Shard(places, output.new_file(own, its, num_rows, own_lost), own_steps))
+                file = output.new_file(own, its, num_rows, own_lost, check_stop)
+                shards.append(Shard(places, file, own_steps))
         if len(self._configs) == len(shards) == 1:
             return shards[0].file
         return TeamFiles(config.path + ".part", shards, num_steps)

@@ -18,9 +18,9 @@ from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.process.paths import current
 from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunk_reader import ChunkReader, one_thread
-from mpi_rollout.storage.episodes import StoredResults, make_table, stored_results
 from mpi_rollout.storage.file_chunks import FileChunks
 from mpi_rollout.storage.schema import INTERVAL
+from mpi_rollout.storage.tail import running_table
 from mpi_rollout.storage.untrusted import open_unmarked, steadily
 from mpi_rollout.text import first_line
 
@@ -180,13 +180,8 @@ class StoredFile:
         return self.attempt(self._computed_unfinished, "rewards")
 
     def _computed_unfinished(self) -> np.ndarray:
-        table = make_table(self.config, self.attributes, resets=self.resets)
-        begin = np.zeros(self.config.num_envs, np.int64) if self.resets is not None else table.skip(self.episodes)
-        for results in stored_results(self._chunks, self.num_steps, first=int(begin.min())):
-            is_new = results.start + np.arange(len(results.rewards))[:, None] >= begin
-            ends = results.terminations & is_new, results.truncations & is_new
-            table.add(StoredResults(results.start, np.where(is_new, results.rewards, 0.0), *ends), 0, len(is_new))
-        return table.unfinished(self.num_steps)
+        about = self.config, self.attributes, self._chunks, self.episodes, self.num_steps
+        return running_table(*about, self.resets).unfinished(self.num_steps)
 
     def attempt(self, read: Callable[[], Content], name: str) -> Content:
         """Call what reads a column.  DataError if it fails, in a file that is written more than once."""

@@ -18,13 +18,14 @@ from collections.abc import Iterator
 from itertools import islice
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # The start of a superblock of version 3, which all files of this program have.
+ADDRESS_NBYTES = 8
+UNDEFINED = b"\xff" * ADDRESS_NBYTES
 MARK = 11  # Where the superblock says whether somebody writes.
 END = slice(28, 36)
 CHECKSUM = slice(44, 48)
+OURS = b"\x08\x08" + bytes(8) + UNDEFINED + (48).to_bytes(8, "little")  # What superblocks of this program all have.
 SUPERBLOCK_NBYTES = 48
 CHECKSUM_NBYTES = 4
-ADDRESS_NBYTES = 8
-UNDEFINED = b"\xff" * ADDRESS_NBYTES
 LARGEST_INDEX = 44  # Where the header of an extensible array has one more than the largest index of a chunk.
 MOST_ROWS = 4096  # A write makes a number larger by so much at most.
 SIZES = range(16, 2**15)  # No block is larger: HDF5 divides what lists more than 1,024 chunks.
@@ -40,6 +41,7 @@ class Unmarked(io.FileIO):
     for one that is about to be written, and tries again for hours; without the mark, damage is an error at once.
 
     A writer says last how far the file has grown; by then, what is committed may already lie beyond what it said.
+    Nothing else but the mark changes in the superblock, so one whose write was torn is known too.
 
     OSError if the file has no superblock, or a damaged one, or is shorter than that says.
     """
@@ -49,12 +51,13 @@ class Unmarked(io.FileIO):
         head = os.pread(self.fileno(), SUPERBLOCK_NBYTES, 0)
         if len(head) < SUPERBLOCK_NBYTES or not head.startswith(SIGNATURE):
             raise OSError("file signature not found")
-        if lookup3(head[: CHECKSUM.start]) != head[CHECKSUM]:
-            raise OSError("the checksum of its superblock does not fit")
         size, end = os.fstat(self.fileno()).st_size, int.from_bytes(head[END], "little")
-        if size < end:
-            raise OSError(f"truncated file: it has {size} bytes of {end}")
         self._is_marked = head[MARK] != 0
+        if lookup3(head[: CHECKSUM.start]) == head[CHECKSUM]:
+            if size < end:
+                raise OSError(f"truncated file: it has {size} bytes of {end}")
+        elif not self._is_marked or head[9:MARK] + head[MARK + 1 : END.start] + head[END.stop : -4] != OURS:
+            raise OSError("the checksum of its superblock does not fit")
         head = head[:MARK] + b"\0" + head[MARK + 1 : END.start] + size.to_bytes(8, "little") + head[END.stop : -4]
         self._head = head + lookup3(head)
 
@@ -68,6 +71,12 @@ class Unmarked(io.FileIO):
             part = mended(block, self.fileno())
         block[: len(part)] = part
         return num_read
+
+
+def is_marked(path: str) -> bool:
+    """Tell whether a file was not closed by its writer, who was killed or is at work."""
+    with open(path, "rb", buffering=0) as file:
+        return file.read(SUPERBLOCK_NBYTES)[MARK : MARK + 1] not in (b"", b"\0")
 
 
 def mended(read: memoryview, fd: int) -> bytes:

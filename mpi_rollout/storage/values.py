@@ -123,6 +123,13 @@ class ValueChecks:
         self._warnings: list[Parts] = []  # Once for each leaf and kind, until they are said.
         self._written: dict[tuple[str, str], tuple[int, int, int]] = {}
 
+    def go_on(self, counts: Mapping[str, Mapping[str, Any]], has_true: Callable[[str], bool]) -> None:
+        """Count on from what attributes of the datasets have, and from which masks of infos have a true value."""
+        self._never_said = {mask: name for mask, name in self._never_said.items() if not has_true(mask)}
+        for name, check in self.of.items():
+            for kind in check.counts:
+                check.counts[kind] = self._written[name, kind] = tuple(counts[name][kind].tolist())
+
     def append(self, name: str, rows: np.ndarray, first_row: int) -> None:
         """Count in new rows of a dataset."""
         mask_of = name.removeprefix("final_")

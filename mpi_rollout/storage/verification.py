@@ -1,5 +1,6 @@
 """Whether a file is what it says: every chunk of it is read, every statement that follows from others is checked."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from itertools import islice
@@ -20,6 +21,7 @@ from mpi_rollout.storage.untrusted import Tell, attributes_of, steadily, text
 from mpi_rollout.storage.values import ValueCheck, ValueChecks, merged_wrong
 
 NUM_NAMED = 3  # Damaged chunks, or shards, that a message names.
+NICENESS = 10  # Of what is checked while somebody else works: a tenth of a core that both use.
 
 
 def verify(tell: Tell, path: str) -> dict[str, object]:
@@ -80,10 +82,29 @@ def _verify(tell: Tell, path: str) -> dict[str, object]:
         }
 
 
-def check_chunks(path: str) -> None:
-    """Check what a commit cannot have spoiled by itself: attributes, lengths, tables, every chunk's checksum."""
-    with checked(path, lambda doing: None) as file:
+def verify_later(tell: Tell, path: str) -> Iterator[int]:
+    """Look at a file that nobody writes, and at its end; yield its number of steps, then check all of it.
+
+    After the first yield HDF5 reads nothing any more: somebody may append to the file, which moves no full chunk.
+    """
+    with checked(path, tell) as file:
+        for name, num_rows in file.counting_rows().items():  # Others are appended to the chunks with the last rows.
+            chunks = file.stored.chunks(name)
+            for number in chunks.numbers(slice(max(num_rows - 1, 0), num_rows)):
+                chunks.compare(number, num_rows)
+        yield file.num_steps
+        os.nice(NICENESS)
         _check_chunks(file, {})
+        if file.has_trajectories:
+            _check_episodes(file)
+
+
+def check_index(path: str) -> None:
+    """Check what can be said of a whole file without reading its columns: also that HDF5 finds what is listed."""
+    with checked(path, lambda doing: None) as file:
+        for name in file.counting_rows():
+            if problem := file.stored.chunks(name).disagreement():
+                raise ContentError(problem)
 
 
 def _check_chunks(file: CheckedFile, checks: Mapping[str, ValueCheck]) -> None:
@@ -175,3 +196,12 @@ def _difference(rows: np.ndarray, expected: np.ndarray, first: int) -> str:
             row, values = first + differ[0], (got[differ[0]], follows[differ[0]])
             return f"episodes, row {row:,}: {name} is {values[0]}, from rewards, ends and seeds follows {values[1]}"
     return ""
+
+
+def end(tell: Tell, path: str) -> tuple[int, int, int]:
+    """Read how many steps a file has, how many episodes ended in them, and how many of those before the last step."""
+    with checked(path, tell) as checks:
+        rows = checks.committed_episodes()
+        rows = rows[rows["terminated"] | rows["truncated"]]
+        num_before = np.count_nonzero(rows["start"] + rows["length"] < checks.num_steps)
+        return checks.num_steps, len(rows), int(num_before)

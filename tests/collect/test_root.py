@@ -154,7 +154,7 @@ def test_an_end_at_once_is_told_by_the_status_and_by_whoever_called(out: Path, w
 
 def test_a_run_that_had_only_to_close_its_file_takes_no_more_steps(out: Path, whole: Path, monkeypatch, capfd):
     with monkeypatch.context() as patch:
-        patch.setattr(run_file, "check_chunks", raising(StorageError("no space left")))
+        patch.setattr(run_file, "check_index", raising(StorageError("no space left")))
         assert drive(cart_poles(out)) == 74
     assert "no space left" in capfd.readouterr().err
     assert drive(cart_poles(out, num_calls=0)) == 0

@@ -60,7 +60,7 @@ class Feed:
             "hosts": '["here"]', "mpi_library": "none", "num_ranks": 1, "started": "2000-01-01T00:00:00+00:00",
             **self.attributes,
         }  # fmt: skip
-        prefix = None if num_past is None else Prefix(num_past, f"{path}.part")
+        prefix = None if num_past is None else Prefix(num_past, f"{config.path}.part")
         return Writer(new_file(config, attributes, num_rows, prefix), blocks)
 
     def ends(self, step: int) -> np.ndarray:
@@ -80,12 +80,17 @@ class Feed:
             is_reset = self.ends(step - 1).any(axis=0) if step else False
             block.rewards[row] = np.where(is_reset, 0.0, draws.normal(size=self.num_envs))
 
-    def fill(self, writer: Writer, num_steps: int, handed_over: Collection[int] = ()) -> Iterator[int]:
-        """Write steps; yield after each the number of steps so far.  After those in `handed_over` all are submitted."""
+    def fill(
+        self, writer: Writer, num_steps: int, handed_over: Collection[int] = (), num_past: int = 0
+    ) -> Iterator[int]:
+        """Write steps; yield after each the number of steps so far.  After those in `handed_over` all are submitted.
+
+        A run that is continued after `num_past` steps begins with the block that these end in.
+        """
         block, row = writer.acquire(), 0
-        block.start = 0
-        self.lay(block, 0, 0, "observations")
-        for step in range(num_steps):
+        block.start = num_past - num_past % block.num_rows
+        self.lay(block, 0, block.start, "observations")
+        for step in range(block.start, num_steps):
             is_last = row + 1 == block.num_rows
             following = writer.acquire() if is_last else block
             next_row = 0 if is_last else row + 1
@@ -98,7 +103,8 @@ class Feed:
             block, row = following, next_row
             if step + 1 in handed_over:
                 writer.submit(block, row)
-            yield step + 1
+            if step >= num_past:
+                yield step + 1
 
     def expected(self, num_steps: int) -> dict[str, np.ndarray]:
         """What /trajectories must hold after so many steps."""

@@ -26,8 +26,8 @@ from jobs import HELPERS, job_environment, preloadable
 
 from mpi_rollout.storage.schema import leaf_datasets
 
-KINDS = "nested", "packed"
-CASES = [("nested", "whole"), ("nested", "torn"), ("packed", "whole")]
+KINDS = "nested", "packed", "continued nested", "continued packed"
+CASES = [*((kind, "whole") for kind in KINDS), ("nested", "torn"), ("continued nested", "torn")]
 TIMEOUT_S = 500
 
 
@@ -52,6 +52,14 @@ def test_a_write_that_fails_at_the_end_ends_the_run_in_one_line_whichever_it_is(
         assert each["code"] == 74, each
         assert re.match(rf"failed cannot write \S*/run\.h5\.part: {words} \(", each["ended"]), each
         assert num_recovered(each) >= each["committed"], each
+
+
+def test_a_write_that_fails_when_a_run_is_continued_loses_nothing(tmp_path: Path):
+    *failed, last = crash(tmp_path / "full", preloadable("killer.c", tmp_path), "continued nested", "full")["full"]
+    assert last["code"] == 0 and len(failed) > 10
+    for each in failed:
+        assert each["code"] == 74 and each["ended"].startswith("failed cannot write"), each
+        assert num_recovered(each) >= each["committed"] >= 3, each
 
 
 @pytest.fixture(scope="module")
@@ -79,16 +87,24 @@ def data_sizes(path: Path) -> set[int]:
 def test_the_run_that_is_not_killed_is_complete(outcomes: dict, kind: str, how: str):
     *killed, last = outcomes[kind, how]
     assert (last["code"], last["said"]) == (0, ["complete"])
-    assert all(each["code"] == -9 for each in killed) and len(killed) > 25
+    assert all(each["code"] == -9 for each in killed) and len(killed) > 20
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_acknowledged_step_survives_a_kill_at_any_write(outcomes: dict, kind: str):
     committed = {each["committed"] for each in outcomes[kind, "whole"]}
-    assert len(committed) > 2
+    assert len(committed) > 1
     for each in outcomes[kind, "whole"][:-1]:
         assert num_recovered(each) >= each["committed"], each
         assert "without" not in each["said"][-1], each
+
+
+def test_a_start_that_goes_on_in_a_file_may_be_killed_amid_its_first_writes(outcomes: dict):
+    """The first two mark the file.  crash_at_every_write.py has completed the run by one more start."""
+    begun = [each for each in outcomes["continued nested", "torn"] if each["committed"] == 3]
+    assert [each for each in begun if each["write"] == ["write 48 0"]] and len(begun) > 10
+    for each in begun:
+        assert num_recovered(each) == 3, each
 
 
 def test_every_acknowledged_step_survives_a_kill_amid_any_write_of_data(outcomes: dict):

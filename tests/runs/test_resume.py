@@ -13,9 +13,11 @@ import pytest
 from gymnasium import spaces
 from jobs import Job, Result, Start, assert_same_bytes, datasets, job_environment, processes_in, rank_of
 from stopped_runs import committed
+from written_data import damage as damage_chunk
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.storage.schema import chunk_shape, rows_per_block
+from mpi_rollout.storage.torn import is_marked
 from mpi_rollout.storage.verification import verify
 from mpi_rollout.text import counted
 
@@ -189,7 +191,40 @@ def test_measuring_the_limit_does_not_hinder(job: Job, whole: References):
     assert_same_bytes(datasets(job.folder / "run.h5"), whole(arguments))
 
 
+def test_damage_of_an_earlier_start_is_found_while_the_run_goes_on_or_before_its_file_gets_a_name(job: Job):
+    arguments, part = RUNS["Image"], job.folder / "run.h5.part"
+    stop(job, arguments, "raise:600")
+    damage_chunk(part, "trajectories/observations", "zeros")
+    result = job(2, *arguments, *OUT)
+    assert result.code == 65 and result.num_tracebacks == 0, result.err
+    words = result.messages[-1]
+    assert "rows 0 to " in words and "the checksum does not fit" in words and "mpi_rollout recover" in words
+    assert committed(part) >= 599 and not (job.folder / "run.h5").exists()
+    assert status(job)["resumable"] is False
+
+
+def test_a_run_that_was_stopped_goes_on_in_the_same_file(job: Job, whole: References):
+    arguments, part = RUNS["Image"], job.folder / "run.h5.part"
+    stop(job, arguments, "raise:300", 2)
+    inode = part.stat().st_ino
+    stop(job, arguments, "raise:200", 2)
+    assert part.stat().st_ino == inode
+    assert_same_bytes(finish(job, arguments, 2), whole(arguments))
+    assert (job.folder / "run.h5").stat().st_ino == inode
+
+
 # --- Asked to stop
+
+
+def test_a_start_that_goes_on_in_a_file_stops_at_once_and_another_one_goes_on(job: Job, whole: References):
+    arguments = run_of("--env-factory", "stopping_envs:Slow", num_envs=2, num_steps=30, policy="counting")
+    stop(job, arguments, "raise:9", 2)
+    part = job.folder / "run.h5.part"
+    run = job.start(2, *arguments, *OUT)
+    run.wait_until(lambda: is_marked(str(part)))
+    os.kill(next(pid for pid in processes_in(job.folder) if rank_of(pid) == 0), signal.SIGTERM)
+    assert run.finish().code == 75 and 8 <= committed(part) < 30
+    assert_same_bytes(finish(job, arguments), whole(arguments))
 
 
 @pytest.mark.mpi(2)
@@ -295,9 +330,8 @@ def test_a_recovered_file_is_not_taken_for_a_complete_one(job: Job, stopped: Pat
 def test_of_two_runs_at_once_the_second_is_refused_also_when_the_first_was_continued(job: Job, num_ranks):
     arguments = run_of("--env-factory", "stopping_envs:Slow", num_envs=2, num_steps=30, policy="counting")
     stop(job, arguments, "raise:3")
-    old = (job.folder / "run.h5.part").stat().st_ino
     first = Job(job.folder, forks=False).start(num_ranks, *arguments, *OUT)
-    first.wait_until(lambda: (job.folder / "run.h5.part").stat().st_ino != old)
+    first.wait_until(lambda: is_marked(str(job.folder / "run.h5.part")))
     root = [pid for pid in processes_in(job.folder) if rank_of(pid) == 0]
     for pid in root:
         os.kill(pid, signal.SIGSTOP)  # Or else it may be through before the second one is there.

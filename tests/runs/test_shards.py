@@ -8,6 +8,7 @@ import h5py
 import pytest
 from jobs import Collected, Job, assert_same_bytes, collected_in_ways, datasets
 from stopped_runs import HOST
+from written_data import damage
 
 from mpi_rollout.storage.status import read_status
 
@@ -122,6 +123,19 @@ def test_a_signal_to_any_rank_stops_all_teams(job: Job, num_ranks: int, number: 
     assert result.code == 75 or "SIGTERM" in result.err
     assert f"mpi_rollout: rank 2 ({HOST}), step " in result.err and "the same command continues" in result.err
     assert read_status(str(job.folder / "run.h5"))["state"] == "interrupted"
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.full_start
+def test_damage_of_an_earlier_start_is_found_before_a_set_is_complete(job: Job, num_ranks: int):
+    images = ("--env-factory", "stopping_envs:Image", "--num-steps", "700", *SHARDED)
+    assert job(num_ranks, *MADE, *images, MPI_ROLLOUT_NODES="2", STOP_AT="raise:1800").code == 70
+    damage(job.folder / "run.h5.shards" / shards_in(job)[-1], "trajectories/observations", "zeros")
+    result = job(num_ranks, *MADE, *images, MPI_ROLLOUT_NODES="2")
+    assert result.code == 65 and result.num_tracebacks == 0, result.err
+    assert "observations, rows 0 to " in result.messages[-1] and "mpi_rollout recover" in result.messages[-1]
+    assert not (job.folder / "run.h5").exists() and (job.folder / "run.h5.part").exists()
+    assert read_status(str(job.folder / "run.h5"))["resumable"] is False
 
 
 @pytest.mark.mpi(3)

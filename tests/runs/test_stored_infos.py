@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from jobs import Collected, Job, Start, assert_same_bytes, collected_in_ways, datasets
 
+from mpi_rollout.storage.checked_file import checked
+from mpi_rollout.storage.tail import has_true
+
 pytestmark = pytest.mark.any_mpi
 
 TYPES = '{"lives": int, "place": [int16, 3], "episode/l": "uint8", "episode/r": float, "never": bool}'
@@ -128,8 +131,15 @@ def test_a_run_with_infos_that_has_failed_goes_on_with_the_same_bytes(job: Job, 
     assert result.code == 70 and f"steps before are in {job.folder / 'run.h5.part'}" in result.err, result.err
     assert "no env has given" not in result.err  # They may in the steps that are missing.
     assert job(None, "verify", "run.h5.part").code == 0
-    assert job(None, *run).code == 0
+    result = job(num_ranks, *run)
+    assert result.code == 0 and "no env has given the info 'never'; all masks are false" in result.err, result.err
     assert_same_bytes(datasets(job.folder / "run.h5"), datasets(collected(None)["named"][0]))
+
+
+def test_infos_that_an_earlier_start_has_given_are_known(collected: Collected):
+    with checked(str(collected(None)["named"][0]), lambda doing: None) as source:
+        silent = [name for name in ("_lives", "episode/_r", "_never") if not has_true(source, f"infos/{name}")]
+    assert silent == ["_never"]
 
 
 ODD = {

@@ -17,7 +17,7 @@ from mpi_rollout.config import RolloutConfig, read_config
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError
 from mpi_rollout.policies.sources import sha256_of
-from mpi_rollout.storage import output
+from mpi_rollout.storage import output, same_run
 from mpi_rollout.storage import status as status_file
 from mpi_rollout.storage.output import DEFAULT_FOLDER, check_folder, warning_of
 from mpi_rollout.storage.ownership import lock, make_locked
@@ -124,9 +124,10 @@ def test_a_part_without_a_committed_step_is_begun_anew(tmp_path: Path, monkeypat
     part = tmp_path / "run.h5.part"
     part.touch()
     stored = SimpleNamespace(num_steps=num_steps, reproducibility=Reproducibility.EPISODE)
-    monkeypatch.setattr(output, "look_into", lambda config, path: None if num_steps is None else stored)
+    monkeypatch.setattr(output, "look_into", lambda config, path: (None if num_steps is None else stored, ()))
     config = RolloutConfig(env="CartPole-v1", out=str(tmp_path / "run.h5"))
-    assert output.run_to_continue(config, str(part)) is (stored if is_kept else None) and part.exists() == is_kept
+    found = output.run_to_continue(config, str(part))
+    assert found == ((stored, ()) if is_kept else None) and part.exists() == is_kept
     if is_kept:
         stored.reproducibility = Reproducibility.SLICE
         with pytest.raises(UsageError, match=r"cannot be continued: .* cannot be brought back; keep what there is"):
@@ -146,16 +147,16 @@ def test_only_a_complete_file_with_fewer_steps_is_extended(
     monkeypatch, is_complete, is_longer, promise, error, message
 ):
     stored = {"config": "", "complete": is_complete, "promise": promise}
-    monkeypatch.setattr(output, "in_sandbox", lambda task, path: stored)
-    monkeypatch.setattr(output, "check_same_run", lambda *arguments, **options: is_longer)
+    monkeypatch.setattr(same_run, "in_sandbox", lambda task, path: stored)
+    monkeypatch.setattr(same_run, "check_same_run", lambda *arguments, **options: is_longer)
     config = RolloutConfig(env="CartPole-v1", out="run.h5")
     if error is None:
-        output.check_extends(config, "run.h5")
+        same_run.check_extends(config, "run.h5")
         with pytest.raises(UsageError, match="cannot be extended, since it has no trajectories"):
-            output.check_extends(replace(config, trajectories=False), "run.h5")
+            same_run.check_extends(replace(config, trajectories=False), "run.h5")
         return
     with pytest.raises(error, match=message):
-        output.check_extends(config, "run.h5")
+        same_run.check_extends(config, "run.h5")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +228,7 @@ def test_an_output_that_another_run_writes_is_refused(tmp_path: Path):
 def test_a_damaged_file_is_not_continued(tmp_path: Path):
     config = config_of(tmp_path)
     os.truncate(f"{config.out}.part", 50_000)
-    with pytest.raises(DataError, match=r"cannot be continued and was left as it is: `python -m mpi_rollout recover "):
+    with pytest.raises(DataError, match=r"cannot be continued: `python -m mpi_rollout recover "):
         output.claim_output(config)
 
 

@@ -97,7 +97,7 @@ def test_a_signal_that_came_too_late_to_stop_anything_is_for_who_had_it_before()
     numbers: list[int] = []
     before = signal.signal(signal.SIGUSR2, lambda number, _: numbers.append(number))
     try:
-        with sandbox._heeding() as asked:
+        with sandbox.heeding() as asked:
             os.kill(os.getpid(), signal.SIGUSR2)
             assert (asked, numbers) == ([signal.SIGUSR2], [])
         assert numbers == [signal.SIGUSR2]

@@ -61,8 +61,8 @@ def config(out: object, **options: object) -> RolloutConfig:
         (10_000, 0, {}, 10**9, ""),
         (1_000_000, 0, {}, 2 * 10**9, "about 1.0 GB in {out} (2.0 GB free there)"),
         (1_000_000, 0, {}, 10**9 - 1, None),
-        (1_000_000, 6 * 10**8, {}, 7 * 10**8, "about 1.0 GB in {out} (700.0 MB free there)"),
-        (1_000_000, 6 * 10**8, {}, 5 * 10**8, None),  # The new file has what the old one had before that one goes.
+        (1_000_000, 6 * 10**8, {}, 4 * 10**8, "about 1.0 GB in {out} (400.0 MB free there)"),
+        (1_000_000, 6 * 10**8, {}, 3 * 10**8, None),
         (1_000_000, 0, {"compression": "gzip"}, 10, "at most 1.0 GB in {out} (0.0 MB free there)"),
         (1_000_000, 0, {"trajectories": False}, 10, ""),
     ],

@@ -7,11 +7,22 @@ from pathlib import Path
 import h5py
 import pytest
 from gymnasium import spaces
-from written_data import PLAIN, SMALL, Feed, quiet, what_is_committed
+from written_data import PLAIN, SMALL, Feed, ending, flip, quiet, what_is_committed, written
 
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.recovery import recover
-from mpi_rollout.storage.torn import CHECKSUM_NBYTES, MOST_NBYTES, Unmarked, mended, messages
+from mpi_rollout.storage.torn import (
+    CHECKSUM,
+    CHECKSUM_NBYTES,
+    MARK,
+    MOST_NBYTES,
+    SUPERBLOCK_NBYTES,
+    Unmarked,
+    lookup3,
+    mended,
+    messages,
+)
+from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.storage.verification import verify
 
 SIGNATURES = {b"OHDR": "header", b"EAHD": "array", b"EAIB": "index", b"EADB": "chunks"}
@@ -88,6 +99,37 @@ def test_of_whole_chunks_all_is_read_as_it_was(tmp_path: Path):
 def test_where_chunks_were_replaced_nothing_wrong_is_read(tmp_path: Path):
     counts = outcomes(tmp_path, SMALL, 4, 3)
     assert counts["chunks", "mended"] > 2 < counts["chunks", "refused"]
+
+
+def test_a_superblock_that_was_torn_anywhere_is_read(tmp_path: Path):
+    """Of a start that marks a file of an earlier one, and of a writer whose file has grown."""
+    feed, path, torn = Feed(), tmp_path / "run.h5.part", tmp_path / "torn.h5.part"
+    writer = feed.writer(tmp_path / "run.h5", 8)
+    for _ in feed.fill(writer, 21, {21}):
+        pass
+    before = Path(writer.finish(ending(21, complete=False))).read_bytes()
+    writer.release()
+    writer = feed.writer(tmp_path / "run.h5", 8, num_past=21)
+    for _ in feed.fill(writer, 40, {40}, 21):
+        pass
+    writer.drain()
+    after = path.read_bytes()
+    writer.discard()
+    marked = before[:MARK] + after[MARK : MARK + 1] + before[MARK + 1 : CHECKSUM.start]
+    marked += lookup3(marked)
+    for content, old, new in ((before, before, marked), (after, marked, after)):
+        for cut in range(SUPERBLOCK_NBYTES + 1):
+            torn.write_bytes(new[:cut] + old[cut:SUPERBLOCK_NBYTES] + content[SUPERBLOCK_NBYTES:])
+            with open_unmarked(str(torn)) as file:
+                assert file["trajectories"].attrs["num_steps"] == (21 if content is before else 40), cut
+
+
+@pytest.mark.parametrize("place", [8, 9, 12, 20, 36])
+def test_a_superblock_with_other_damage_is_refused(tmp_path: Path, place: int):
+    path = written(tmp_path, "running")
+    flip(path, place)
+    with pytest.raises(DataError, match="not a readable HDF5 file"):
+        verify(quiet, str(path))
 
 
 def test_damage_that_no_writer_does_is_refused(tmp_path: Path):

@@ -112,7 +112,7 @@ def test_a_run_is_not_started_onto_a_damaged_file(job: Job, whole: dict[str, Pat
             starts.append(Start(["--env", "CartPole-v1", "--num-envs", "3", "--out", "run.h5"], folder))
     for result, start in zip(job.series(starts), starts, strict=True):
         name, _, case = start.folder.name.partition(" ")
-        code, way_out = (64, "exists; move it away") if name == "run.h5" else (65, "was left as it is")
+        code, way_out = (64, "exists; move it away") if name == "run.h5" else (65, "cannot be continued: ")
         assert result.code == code and result.err.count("\n") == 1, result.err
         assert way_out in result.err and REFUSED[case][1] in result.err
 

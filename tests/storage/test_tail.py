@@ -1,0 +1,136 @@
+"""A run that goes on in the file of an earlier start: nothing is copied, and the data are those of one start."""
+
+import os
+import time
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import h5py
+import pytest
+from jobs import assert_same_bytes, datasets
+from written_data import IMAGES, LARGE_ROWS, SMALL, Feed, damage, ending, flip, quiet, written
+
+from mpi_rollout.errors import DataError, Interrupted
+from mpi_rollout.storage import run_file
+from mpi_rollout.storage.later_check import LaterCheck, begin_in_sandbox
+from mpi_rollout.storage.run_file import Prefix
+from mpi_rollout.storage.torn import MARK, is_marked
+from mpi_rollout.storage.verification import verify
+
+NUM_STEPS, VERIFY_LATER = 30, "mpi_rollout.storage.verification:verify_later"
+
+
+def start(feed: Feed, path: Path, num_past: int, num_steps: int, complete: bool = False) -> str:
+    """One start of a run, which ends in good order."""
+    writer = feed.writer(path, 8, num_past=num_past or None)
+    for _ in feed.fill(writer, num_steps, {num_past + 2, num_steps}, num_past):
+        pass
+    file = writer.finish(ending(num_steps, complete))
+    writer.release()
+    return file
+
+
+@pytest.fixture
+def never_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_file, "copy_prefix", None)
+
+
+@pytest.mark.usefixtures("never_copied")
+@pytest.mark.parametrize("space", [SMALL, LARGE_ROWS, IMAGES], ids=["small", "large", "images"])
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize("stops", [(8,), (3, 5, 21), (7, 8, 9, 16)], ids=str)
+def test_a_run_of_several_starts_has_the_data_of_one(tmp_path: Path, space, compression: str, stops: tuple[int, ...]):
+    feed, places = Feed(space, compression=compression, bits=3), (0, *stops, NUM_STEPS)
+    files = []
+    for num_past, num_steps in pairwise(places):
+        files.append(start(feed, tmp_path / "run.h5", num_past, num_steps, num_steps == NUM_STEPS))
+        assert verify(quiet, files[-1])["num_steps"] == num_steps
+    whole = start(feed, tmp_path / "whole.h5", 0, NUM_STEPS, complete=True)
+    assert_same_bytes(datasets(Path(files[-1])), datasets(Path(whole)))
+    with h5py.File(files[-1]) as file:
+        assert len(file["throughput/ranks"]) == len(files)
+
+
+@pytest.mark.usefixtures("never_copied")
+def test_a_run_that_has_only_to_be_closed_gets_its_checksums(tmp_path: Path):
+    feed = Feed()
+    start(feed, tmp_path / "run.h5", 0, 21)
+    writer = feed.writer(tmp_path / "run.h5", 8, num_past=21)
+    assert verify(quiet, writer.finish(ending(21)))["complete"]
+
+
+@pytest.mark.usefixtures("never_copied")
+def test_old_rows_are_not_read_when_a_run_goes_on(tmp_path: Path):
+    part = start(Feed(), tmp_path / "run.h5", 0, 21)
+    damage(Path(part), "trajectories/rewards", "zeros")
+    inode = os.stat(part).st_ino
+    start(Feed(), tmp_path / "run.h5", 21, 25)
+    assert os.stat(part).st_ino == inode
+    with pytest.raises(DataError, match="trajectories/rewards, rows 0 to 7: the checksum does not fit"):
+        verify(quiet, part)
+
+
+def test_a_file_that_was_not_closed_is_copied(tmp_path: Path):
+    part = start(Feed(), tmp_path / "run.h5", 0, 21)
+    assert not is_marked(part)
+    inode = os.stat(part).st_ino
+    writer = Feed().writer(tmp_path / "run.h5", 8, num_past=21)
+    assert is_marked(part) and os.stat(part).st_ino == inode
+    writer.drain()
+    os.rename(part, f"{part}.moved")
+    os.link(f"{part}.moved", part)
+    Feed().writer(tmp_path / "run.h5", 8, num_past=21).discard()
+    assert not os.path.exists(part)
+
+
+def test_a_copy_ends_at_once_where_the_run_is_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    part = written(tmp_path, "running")
+
+    def stop() -> None:
+        raise Interrupted("stopped by SIGTERM")
+
+    content = part.read_bytes()
+    monkeypatch.setattr("written_data.Prefix", partial(Prefix, check_stop=stop))
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        Feed().writer(part.with_suffix(""), 8, num_past=19)
+    assert part.read_bytes() == content and os.listdir(tmp_path) == [part.name]
+
+
+def awaited(check: LaterCheck) -> None:
+    while check.poll():
+        time.sleep(0.02)
+
+
+def test_what_is_checked_later_is_what_was_there_before_others_appended(tmp_path: Path):
+    part = start(Feed(), tmp_path / "run.h5", 0, 21)
+    num_steps, check = begin_in_sandbox(VERIFY_LATER, part)
+    assert num_steps == 21
+    start(Feed(), tmp_path / "run.h5", 21, 30)
+    awaited(check)
+    check.end()
+
+
+@pytest.mark.parametrize("name", ["actions", "rewards"])
+def test_damage_of_old_rows_is_found_later(tmp_path: Path, name: str):
+    part = start(Feed(), tmp_path / "run.h5", 0, 21)
+    damage(Path(part), f"trajectories/{name}", "zeros", 1)
+    _, check = begin_in_sandbox(VERIFY_LATER, part)
+    with pytest.raises(DataError, match=rf"{name}, rows 8 to 15: the checksum.*cannot be continued: .* recover .*move"):
+        awaited(check)
+    check.end()
+    assert not check.poll()
+
+
+def test_a_check_that_is_ended_says_nothing(tmp_path: Path):
+    _, check = begin_in_sandbox(VERIFY_LATER, start(Feed(), tmp_path / "run.h5", 0, 21))
+    check.end()
+    assert not check.poll()
+
+
+def test_a_mark_is_no_reason_to_fail(tmp_path: Path):
+    (tmp_path / "short").write_bytes(b"x")
+    assert not is_marked(str(tmp_path / "short"))
+    part = start(Feed(), tmp_path / "run.h5", 0, 8)
+    flip(Path(part), MARK)
+    assert is_marked(part)
