@@ -76,7 +76,8 @@ def test_steps_of_blocks_that_were_written_before_are_kept_too(job, whole, num_r
 def test_the_figures_of_a_failed_run_count_all_steps_that_it_kept(job, num_ranks):
     job(num_ranks, *fails("raise", rank=1))
     with h5py.File(job.folder / "run.h5.part") as file:
-        assert file["throughput"].attrs["env_steps"] == file["episodes"]["length"].sum() == 12
+        assert file["throughput"].attrs["env_steps"] == 12
+        assert len(file["episodes"]) == 0  # The next start may go on with those that are under way.
         assert file["throughput"].attrs["seconds"] > 0
         assert file.attrs["finished"].strip() == b""
 
