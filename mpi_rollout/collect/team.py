@@ -85,7 +85,7 @@ def find_team(config: RolloutConfig, comm: "MPI.Intracomm") -> RankTeam:
     if config.storage == "single":
         return RankTeam(comm, config, config, widest=config.num_envs)
     node = os.uname().nodename
-    if simulated := os.environ.get(NODES_VARIABLE):
+    if (simulated := os.environ.get(NODES_VARIABLE, "")).isdigit():
         node = str(comm.rank * int(simulated) // comm.size)
     nodes = comm.gather(node, ROOT)
     plan, _ = agreement.agree(
@@ -108,6 +108,8 @@ def _planned(config: RolloutConfig, nodes: list[str]) -> tuple["ClaimedSet | Non
     from mpi_rollout.storage.manifest import is_set
     from mpi_rollout.storage.shard_set import claim_set
 
+    if not (simulated := os.environ.get(NODES_VARIABLE, "1")).isdigit():
+        raise UsageError(f"{NODES_VARIABLE} is {simulated!r}, and not a number of nodes")
     if config.storage == "auto":
         there = [path for path in (config.path + ".part", config.path) if os.path.lexists(path)]
         is_sharded = is_set(there[0]) if there else len({*nodes}) > 1
@@ -136,7 +138,7 @@ def fitting_teams(config: RolloutConfig, shards: Sequence[range], nodes: list[st
             divided(config, len(team.envs), len(team.ranks))
     except UsageError:
         return teams_of(shards, nodes, is_one=True), "a team for each would have too few envs, or no rank for them"
-    return teams, f"there are {counted(len(nodes), 'rank')} on {counted(len({*nodes}), 'node')}"
+    return teams, f"the job has {counted(len(nodes), 'rank')} on {counted(len({*nodes}), 'node')}"
 
 
 def who_needs_all_envs(config: RolloutConfig) -> str:

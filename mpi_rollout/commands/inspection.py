@@ -136,11 +136,13 @@ def _trajectories(summary: Summary) -> list[str]:
     if "datasets" not in summary:
         return ["trajectories  none stored (--no-trajectories)"]
     episodes = summary["episodes"]
+    is_known = summary["complete"] or summary["recovered"]  # A run that may go on has no rows for them.
+    under_way = f"{episodes['under_way']:,} under way at the end" if is_known else "others are under way"
     lines = [
         f"steps         {summary['num_steps']:,} of each env; {summary['num_transitions']:,} transitions "
         f"in {counted(episodes['ended'] + episodes['under_way'], 'episode')}",
         f"episodes      {episodes['ended']:,} ended ({episodes['terminated']:,} terminated, "
-        f"{episodes['truncated']:,} truncated), {episodes['under_way']:,} under way at the end; "
+        f"{episodes['truncated']:,} truncated), {under_way}; "
         "in Python data.episodes and data.unfinished",
     ]
     lines += [f"  {name:<12}{_spread(episodes[name])}" for name in ("return", "length")]

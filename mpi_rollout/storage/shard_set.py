@@ -101,7 +101,7 @@ def claim_set(config: RolloutConfig) -> ClaimedSet:
                 f"--out {config.out}: {shards_folder(path)} has shards of a set whose {path} or {part} is gone; put "
                 "that back, move the folder away, or use another --out"
             )
-        return ClaimedSet(ranges, run, warning, replaces=replaces, is_new=not ranges)
+        return ClaimedSet(ranges, run, _words(warning, path, ranges), replaces=replaces, is_new=not ranges)
     lock_of_part = lock(part)
     try:
         manifest = read_manifest(part)
@@ -109,7 +109,17 @@ def claim_set(config: RolloutConfig) -> ClaimedSet:
     except BaseException:
         lock_of_part.release()
         raise
-    return ClaimedSet(manifest.ranges, manifest.run, warning, lock_of_part, replaces)
+    return ClaimedSet(manifest.ranges, manifest.run, _words(warning, path, manifest.ranges), lock_of_part, replaces)
+
+
+def _words(warning: str, path: str, ranges: Sequence[range]) -> str:
+    """Say also which shards are not there while others are: a kill before the first commit is not the only reason."""
+    shards = [shard_path(path, envs) for envs in ranges]
+    missing = [each for each in shards if not (os.path.lexists(each) or os.path.lexists(f"{each}.part"))]
+    if missing and len(missing) < len(shards):
+        lost = f"not found, and begun anew: {', '.join(missing)}; if a shard was moved, stop and put it back"
+        return "; ".join(filter(None, (warning, lost)))
+    return warning
 
 
 class ClaimedShards:

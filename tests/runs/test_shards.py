@@ -189,7 +189,7 @@ def test_a_shard_that_is_lost_is_collected_again(job: Job):
     os.unlink(job.folder / "run.h5.shards" / "envs-3-5.h5")
     os.rename(job.folder / "run.h5.old", job.folder / "run.h5")
     result = job(None, *sharded)
-    assert result.code == 0, result.err
+    assert result.code == 0 and "run.h5.shards/envs-3-5.h5; if a shard was moved, stop and " in result.err, result.err
     assert_same_bytes(datasets(job.folder / "run.h5"), whole)
 
 
@@ -239,7 +239,7 @@ def test_ranks_are_one_team_where_smaller_ones_have_too_few_envs_or_ranks(
     ("options", "words"),
     [
         (("--num-episodes", "3"), "rank 0 writes all 2 shards, because --num-episodes counts the episodes of all envs"),
-        (("--shards-per-node", "2"), "2 ranks write all 4 shards, because there are 2 ranks on 2 nodes"),
+        (("--shards-per-node", "2"), "2 ranks write all 4 shards, because the job has 2 ranks on 2 nodes"),
     ],
 )
 def test_a_run_says_why_ranks_write_several_shards(job: Job, num_ranks: int, options: tuple[str, ...], words: str):
@@ -253,6 +253,13 @@ def test_the_disk_needs_room_for_the_shards_of_all_teams(job: Job, num_ranks: in
     result = job(num_ranks, *SMALL, "--num-steps", "1000000000000", "--out", "run.h5", MPI_ROLLOUT_NODES="2", **size)
     assert result.code == 74 and "6 envs x 1,000,000,000,000 steps take about " in result.err, result.err
     assert not (job.folder / "run.h5.shards").exists()
+
+
+@pytest.mark.mpi(2)
+def test_a_number_of_nodes_that_is_none_is_one_line(job: Job, num_ranks: int):
+    result = job(num_ranks, *SMALL, "--out", "run.h5", MPI_ROLLOUT_NODES="two")
+    assert result.code == 64 and "MPI_ROLLOUT_NODES is 'two', and not a number of nodes" in result.err, result.err
+    assert result.num_tracebacks == 0
 
 
 @pytest.mark.mpi(2)

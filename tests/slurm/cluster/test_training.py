@@ -5,6 +5,7 @@ import json
 import pytest
 from submissions import SCRIPTS, one_mpi, with_srun
 
+SRUN_ENDED = "train.sbatch: all ranks have ended and srun has not; it is ended here"
 TRAIN = """
 import json, os, mpi_rollout
 from mpi4py import MPI
@@ -44,7 +45,7 @@ def test_an_srun_that_outlives_the_ranks_of_a_heterogeneous_job_is_ended(submit,
     options = ("--ntasks=1", ":", "--ntasks=2")
     ended = submit.run("my_train.py", options=options, script="train.sbatch", site=site)
     assert ended[0] == state and (ended[1] == "0:0") == (state == "COMPLETED")
-    assert submit.messages == ["train.sbatch: all ranks have ended and srun has not; it is ended here"]
+    assert submit.messages == [SRUN_ENDED]
 
 
 GOING_ON = """
@@ -84,7 +85,9 @@ def test_a_training_script_that_is_told_to_stop_saves_and_goes_on(submit):
     submit.slurm.wait_until((submit.folder / "done").exists, "it has gone on")
     found = submit.slurm.finish(number)
     assert (found["JobState"], found["Restarts"]) == ("COMPLETED", "1"), submit.log
-    assert submit.messages == ["train.sbatch: the training script ended with exit code 75; back into the queue"]
+    *before, last = submit.messages
+    assert last == "train.sbatch: the training script ended with exit code 75; back into the queue"
+    assert before in ([], [SRUN_ENDED])  # At times SLURM's srun of several components does not end by itself.
 
 
 @one_mpi
