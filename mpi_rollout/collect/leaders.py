@@ -59,11 +59,11 @@ class Leaders:
             tags = BEGIN_TAG, STOP_TAG
             self._receiving = [comm.Irecv(sign, ROOT, tag) for sign, tag in zip(self._signs, tags, strict=True)]
 
-    def past(self, num_steps: int, nbytes: int) -> tuple[int, int]:
-        """Return the least steps and all bytes that teams have at the start.  **Collective** of leaders."""
+    def past(self, num_steps: int, nbytes: tuple[int, int]) -> tuple[int, tuple[int, int]]:
+        """Return the least steps and the sums of bytes that teams have at the start.  **Collective** of leaders."""
         pasts = self._comm.allgather((num_steps, nbytes))
         self._states[:, 1] = num_steps = min(least for least, _ in pasts)
-        return num_steps, sum(nbytes for _, nbytes in pasts)
+        return num_steps, (sum(size for _, (size, _) in pasts), sum(copied for _, (_, copied) in pasts))
 
     def begin(self) -> bool:
         """Let the others begin, or wait until the first leader lets this one; tell whether the run has not ended."""

@@ -241,7 +241,7 @@ class Root:
             check_blocks(NUM_BLOCKS * num_rows * nbytes)
         whole = self._team.whole
         if self._team.speaks and (
-            size := check_free_space(whole, Block.row_nbytes(*spaces, whole.num_envs, others), self._old_nbytes)
+            size := check_free_space(whole, Block.row_nbytes(*spaces, whole.num_envs, others), *self._old_nbytes)
         ):  # Of all teams: their shards are in one folder.
             say(f"mpi_rollout: {size}\n")
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]

@@ -81,9 +81,10 @@ class ClaimedOutput:
         return new_file(config, attributes, num_rows, prefix, self.replaces)
 
     @property
-    def old_nbytes(self) -> int:
-        """The size of the unfinished file of before; a complete one stays."""
-        return os.path.getsize(self.source) if self.past is not None and self.source.endswith(".part") else 0
+    def old_nbytes(self) -> tuple[int, int]:
+        """The size of the unfinished file of before, and as much of it as must be copied; a complete one stays."""
+        nbytes = os.path.getsize(self.source) if self.past is not None and self.source.endswith(".part") else 0
+        return nbytes, 0 if self.checks else nbytes
 
     def open_past(self) -> StoredRun:
         """Open what there is of the run."""

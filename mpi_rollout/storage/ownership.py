@@ -277,11 +277,12 @@ def temporary_path(path: str, what: str) -> str:
     return f"{path}.{what}-{host}-{os.getpid()}"
 
 
-def check_free_space(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0) -> str:
+def check_free_space(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0, copied_nbytes: int = 0) -> str:
     """Refuse a file that there is no room for, by StorageError; return what to tell the user, "" for a small file.
 
     The size of a compressed one, or of so many episodes, is not known before: it is told, and not refused.
-    A step of all envs has `row_nbytes`; the unfinished file that is continued has `old_nbytes` of them.
+    A step of all envs has `row_nbytes`, the unfinished file that is continued `old_nbytes`.  Of these, `copied_nbytes`
+    are on the disk twice until the new file has all.
     """
     if not config.trajectories:
         return ""
@@ -290,7 +291,8 @@ def check_free_space(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0
     free = shutil.disk_usage(folder).free
     data = f"{counted(config.num_envs, 'env')} x {counted(config.num_steps, 'step')}"
     size = f"{data} take {'at most' if is_bound else 'about'} {format_bytes(nbytes)} in {config.out}"
-    if nbytes - old_nbytes > free and not is_bound and not is_any_size():
+    needed = max(nbytes - old_nbytes, min(copied_nbytes, nbytes))
+    if needed > free and not is_bound and not is_any_size():
         ways_out = f"use fewer steps or envs, another --out, --compression gzip, {ANYWAY}"
         raise StorageError(f"{size}, and {folder} has {format_bytes(free)} free; {ways_out}")
     return f"{size} ({format_bytes(free)} free there)" if nbytes >= TOLD_NBYTES else ""

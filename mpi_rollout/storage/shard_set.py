@@ -168,8 +168,9 @@ class ClaimedShards:
         return [check for output in self._outputs if output is not None for check in output.checks]
 
     @property
-    def old_nbytes(self) -> int:
-        return sum(output.old_nbytes for output in self._outputs if output is not None)
+    def old_nbytes(self) -> tuple[int, int]:
+        sizes = [output.old_nbytes for output in self._outputs if output is not None]
+        return sum(size for size, _ in sizes), sum(copied for _, copied in sizes)
 
     def open_past(self) -> StoredRun:
         """Open what there is of the team's shards, as one run."""

@@ -56,26 +56,28 @@ def config(out: object, **options: object) -> RolloutConfig:
 
 
 @pytest.mark.parametrize(
-    "row_nbytes, old_nbytes, options, free, told",
+    "row_nbytes, old, options, free, told",
     [
-        (10_000, 0, {}, 10**9, ""),
-        (1_000_000, 0, {}, 2 * 10**9, "about 1.0 GB in {out} (2.0 GB free there)"),
-        (1_000_000, 0, {}, 10**9 - 1, None),
-        (1_000_000, 6 * 10**8, {}, 4 * 10**8, "about 1.0 GB in {out} (400.0 MB free there)"),
-        (1_000_000, 6 * 10**8, {}, 3 * 10**8, None),
-        (1_000_000, 0, {"compression": "gzip"}, 10, "at most 1.0 GB in {out} (0.0 MB free there)"),
-        (1_000_000, 0, {"trajectories": False}, 10, ""),
+        (10_000, (), {}, 10**9, ""),
+        (1_000_000, (), {}, 2 * 10**9, "about 1.0 GB in {out} (2.0 GB free there)"),
+        (1_000_000, (), {}, 10**9 - 1, None),
+        (1_000_000, (6 * 10**8,), {}, 4 * 10**8, "about 1.0 GB in {out} (400.0 MB free there)"),
+        (1_000_000, (6 * 10**8,), {}, 3 * 10**8, None),
+        (1_000_000, (6 * 10**8, 6 * 10**8), {}, 7 * 10**8, "about 1.0 GB in {out} (700.0 MB free there)"),
+        (1_000_000, (6 * 10**8, 6 * 10**8), {}, 5 * 10**8, None),  # The copy has all of it before the old one goes.
+        (1_000_000, (), {"compression": "gzip"}, 10, "at most 1.0 GB in {out} (0.0 MB free there)"),
+        (1_000_000, (), {"trajectories": False}, 10, ""),
     ],
 )  # fmt: skip
-def test_a_file_is_told_and_refused_by_its_size(tmp_path, monkeypatch, row_nbytes, old_nbytes, options, free, told):
+def test_a_file_is_told_and_refused_by_its_size(tmp_path, monkeypatch, row_nbytes, old, options, free, told):
     monkeypatch.delenv(host.ANY_SIZE, raising=False)
     monkeypatch.setattr(ownership.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": free}))
     out = tmp_path / "run.h5"
     if told is not None:
         said = told and "10 envs x 1,000 steps take " + told.format(out=out)
-        assert ownership.check_free_space(config(out, **options), row_nbytes, old_nbytes) == said
+        assert ownership.check_free_space(config(out, **options), row_nbytes, *old) == said
         return
     with pytest.raises(StorageError, match=r"take about 1\.0 GB in .* free; use fewer steps or envs, another --out, "):
-        ownership.check_free_space(config(out, **options), row_nbytes, old_nbytes)
+        ownership.check_free_space(config(out, **options), row_nbytes, *old)
     monkeypatch.setenv(host.ANY_SIZE, "1")
-    assert ownership.check_free_space(config(out, **options), row_nbytes, old_nbytes)
+    assert ownership.check_free_space(config(out, **options), row_nbytes, *old)
