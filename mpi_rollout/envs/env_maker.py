@@ -20,16 +20,17 @@ from mpi_rollout.envs import (
     kernels,  # noqa: F401  # Registers envs of this project's own.
 )
 from mpi_rollout.envs.env_packages import import_registering, of_missing_package, of_unknown_id
-from mpi_rollout.envs.faults import ABORT, OnFault, of_old_gym, raised_at
+from mpi_rollout.envs.faults import ABORT, OnFault, raised_at
 from mpi_rollout.envs.infos import MasksInInfos
 from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.envs.made import why_no_env
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.native_makers import SYNC, check_kwargs, checked, of_entry_point, of_envpool, of_factory
 from mpi_rollout.errors import EnvError, Option, RolloutError, UsageError
 from mpi_rollout.exchange.world import claimed_local_size
 from mpi_rollout.process.host import library_threads, share_of_cores
 from mpi_rollout.process.paths import load_callable, misfit
-from mpi_rollout.text import first_line, shortened, words_of
+from mpi_rollout.text import first_line, words_of
 
 Kwargs = Mapping[str, Any]
 EnvFunction = Callable[..., gymnasium.Env]
@@ -207,22 +208,6 @@ def _try(name: str, kwargs: Kwargs, make: Callable[[], Made], option: Option = E
         if not _is_of_call(error):
             raise
         raise UsageError(Option("env_kwargs"), f" {dict(kwargs)} do not fit {name}: {error}") from error
-
-
-def why_no_env(made: object) -> str:
-    """Say what was made instead of an env, and the way out; "" for an env."""
-    if isinstance(made, gymnasium.Env):
-        missing = [name for name in ("observation_space", "action_space") if not hasattr(made, name)]
-        return f"one without {missing[0]}; set self.{missing[0]} in its __init__" if missing else ""
-    if made is None:
-        return "None; does it lack a return?"
-    if isinstance(made, type):
-        return f"the class {made.__name__}; return an instance, {made.__name__}(...)"
-    if isinstance(made, VectorEnv):
-        return f"the vectorized {type(made).__name__}; return a single env"
-    if any(kind.__module__.partition(".")[0] == "gym" for kind in type(made).__mro__):
-        return f"{type(made).__name__}, an env of the old gym; {of_old_gym()}"
-    return f"{shortened(repr(made), 80)}; derive its class from gymnasium.Env"
 
 
 def _is_of_call(error: TypeError) -> bool:
