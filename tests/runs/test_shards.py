@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -11,6 +12,7 @@ from stopped_runs import HOST
 from written_data import damage
 
 from mpi_rollout.storage.status import read_status
+from mpi_rollout.storage.untrusted import open_unmarked
 
 pytestmark = pytest.mark.any_mpi
 
@@ -110,6 +112,31 @@ def test_what_all_shards_have_committed_outlives_a_sigkill(job: Job, num_ranks: 
     assert Job(job.folder)(num_ranks, *LONG, *SHARDED).code == 0
     assert before > 0
     assert_same_bytes(datasets(job.folder / "run.h5"), datasets(whole))
+
+
+def has_all_steps(shard: Path) -> bool:
+    with suppress(OSError), open_unmarked(str(shard)) as file:
+        return bool(file.attrs["finished"].strip())
+    return False
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.full_start
+def test_a_set_that_is_extended_stays_what_it_was_until_all_shards_have_their_steps(job: Job, num_ranks: int):
+    more = (*SHARDED, "--num-steps", "400")
+    run = job.collect(num_ranks, *LONG, *SHARDED, "--num-steps", "50", MPI_ROLLOUT_NODES="2")
+    before, shards = datasets(run), job.folder / "run.h5.shards"
+    longer = job.start(num_ranks, *LONG, *more, **PACE)
+    longer.wait_until((shards / "envs-6-11.h5.part").exists)
+    os.kill(slow := longer.pid_of(1), signal.SIGSTOP)
+    longer.wait_until(lambda: has_all_steps(shards / "envs-0-5.h5.part"))
+    os.kill(slow, signal.SIGKILL)
+    assert longer.finish().code != 0
+    assert_same_bytes(datasets(run), before)
+    assert Job(job.folder)(None, "verify", "run.h5").code == 0 == Job(job.folder)(None, "verify", "run.h5.part").code
+    result = job(num_ranks, *LONG, *more)
+    assert result.code == 0, result.err
+    assert_same_bytes(datasets(run), datasets(job.collect(None, *LONG, "--num-steps", "400", out="whole.h5")))
 
 
 @pytest.mark.mpi(3)
