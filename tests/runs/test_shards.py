@@ -149,9 +149,7 @@ def test_a_signal_to_any_rank_stops_all_teams(job: Job, num_ranks: int, number: 
     os.kill(run.pid_of(2), number)
     result = run.finish()
     assert result.code == 75 or "SIGTERM" in result.err
-    stopped = (
-        rf"mpi_rollout: rank 2 \({HOST}\): stopped by \w+; all shards have ([\d,]+) steps, in .*; the same "
-    )
+    stopped = rf"mpi_rollout: rank 2 \({HOST}\): stopped by \w+; all shards have ([\d,]+) steps, in .*; the same "
     found, status = re.search(stopped, result.err), read_status(str(job.folder / "run.h5"))
     assert found and status["state"] == "interrupted" and int(found[1].replace(",", "")) == status["num_steps"]
 
