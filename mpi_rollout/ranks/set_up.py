@@ -16,11 +16,12 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import Leaf, describe, describe_leaves
-from mpi_rollout.envs.env_maker import EnvMaker, make_slice, name_of
+from mpi_rollout.envs.env_maker import EnvMaker, make_slice
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import first_types
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
+from mpi_rollout.envs.wrapping import name_of
 from mpi_rollout.errors import Option, SameEnvError, UsageError
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.exchange import Exchange
