@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.envs.env_maker import Env, EnvFunction, Kwargs, Wrappers
+from mpi_rollout.envs.env_maker import Env, EnvFunction, Kwargs
+from mpi_rollout.envs.wrapping import Wrappers
 from mpi_rollout.errors import Option, RolloutError
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.infos import Infos
