@@ -136,11 +136,11 @@ def _trajectories(summary: Summary) -> list[str]:
     if "datasets" not in summary:
         return ["trajectories  none stored (--no-trajectories)"]
     episodes = summary["episodes"]
-    is_known = summary["complete"] or summary["recovered"]  # A run that may go on has no rows for them.
-    under_way = f"{episodes['under_way']:,} under way at the end" if is_known else "others are under way"
+    num_under_way = episodes["under_way"]  # None in a file whose run may go on.
+    under_way = "others may be under way" if num_under_way is None else f"{num_under_way:,} under way at the end"
     lines = [
         f"steps         {summary['num_steps']:,} of each env; {summary['num_transitions']:,} transitions "
-        f"in {counted(episodes['ended'] + episodes['under_way'], 'episode')}",
+        f"in {counted(episodes['ended'] + (num_under_way or 0), 'episode')}",
         f"episodes      {episodes['ended']:,} ended ({episodes['terminated']:,} terminated, "
         f"{episodes['truncated']:,} truncated), {under_way}; "
         "in Python data.episodes and data.unfinished",

@@ -67,7 +67,7 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
         if shards is not None:
             facts["shards"] = shards.files()
         if checks.has_trajectories:
-            facts |= _trajectories(shards or checks)
+            facts |= _trajectories(shards or checks, checks.is_sealed)
         return facts
 
 
@@ -108,9 +108,11 @@ def _ranks(ranks: np.ndarray) -> list[dict[str, object]]:
     ]
 
 
-def _trajectories(checks: CheckedFile | SetSource) -> dict[str, object]:
+def _trajectories(checks: CheckedFile | SetSource, is_sealed: bool) -> dict[str, object]:
     episodes = checks.committed_episodes()
     over = episodes[episodes["terminated"] | episodes["truncated"]]
+    if not is_sealed:  # Most files have no rows for episodes under way; a shard that waits for others has.
+        episodes = over
     return {
         "num_steps": checks.num_steps,
         "datasets": checks.columns(),
@@ -120,7 +122,7 @@ def _trajectories(checks: CheckedFile | SetSource) -> dict[str, object]:
             "ended": len(over),
             "terminated": int(episodes["terminated"].sum()),
             "truncated": int(episodes["truncated"].sum()),
-            "under_way": len(episodes) - len(over),
+            "under_way": len(episodes) - len(over) if is_sealed else None,
             "return": _spread(over["return"]),
             "length": _spread(over["length"]),
         },
