@@ -103,7 +103,8 @@ class LoopVectorEnv(SingleEnvs):
             self._restart_wrong(outcomes)
         observations, *results, infos = faults.outputs_of(outcomes, self._first_env_index)
         columns = self._columns[row]
-        write_agents(self.agents, columns)
+        if self.agents:
+            write_agents(self.agents, columns)
         self._note_ends(columns, self._results[row].write(*results))
         if self.masks is not None and self.masks.places:
             self.masks.write(infos, self.ended)
@@ -162,8 +163,7 @@ class LoopVectorEnv(SingleEnvs):
         self._columns = rows
         self.rewind()
         parts, first = self._leaves, self._first_env_index
-        arrays = [columns.observation_arrays[: len(parts)] for columns in rows]
-        self._rows = ObservationRows(parts, arrays, first, self._casting)
+        self._rows = ObservationRows(parts, [columns.observation_arrays for columns in rows], first, self._casting)
         self._results = [ResultColumns(columns.results, first) for columns in rows]
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             finals = [columns.final_observation_arrays for columns in rows]

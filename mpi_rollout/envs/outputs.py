@@ -47,7 +47,10 @@ class Casting:
 
 
 class ObservationRows:
-    """Rows into which neighbouring envs' observations are written: in each, an array (num_envs, ...) for each leaf."""
+    """Rows into which neighbouring envs' observations are written.
+
+    In each row are an array (num_envs, ...) for each leaf, and behind them others, which stay as they are.
+    """
 
     def __init__(
         self, observations: Sequence[Leaf], rows: Sequence[Sequence[np.ndarray]], first_env_index: int, casting: Casting
@@ -57,7 +60,7 @@ class ObservationRows:
         self._rows = [
             [
                 column.reshape(len(column) * leaf.shape[0] if leaf.shape else -1, *leaf.shape[1:])
-                for leaf, column in zip(observations, arrays, strict=True)
+                for leaf, column in zip(observations, arrays, strict=False)
             ]
             for arrays in rows
         ]
