@@ -53,6 +53,11 @@ class SharedOptions:
         "registered with the env; envpool, by EnvPool's version of it; native, by what the factory makes of the env "
         "indices of a rank and a seed; auto is vector_entry_point for mpi_rollout/... envs, else sync"
     )
+    ranks_per_env: int = to_run(1, least=1, metavar="K")(
+        "number of neighbouring ranks that make each env together, for an env that is an MPI program: the factory gets "
+        "their communicator as its argument comm, and reset and step are called on all of them alike; what the first "
+        "of them returns counts"
+    )
     num_groups: int = to_speed(1, least=1)(
         "number of groups of envs that are stepped in turn; with 2, the ranks step one group while the policy or the "
         "trainer works on the other"
@@ -128,6 +133,10 @@ class SharedOptions:
         if self.batch_size is not None and self.num_groups > 1:
             groups = Option("num_groups", self.num_groups)
             raise UsageError(Option("batch_size"), " makes a group of each rank, got ", groups, " too; use one")
+        mode = vectorization_of(self.vectorization_mode, getattr(self, "env", None))
+        if self.ranks_per_env > 1 and mode != "sync":
+            words = " is for single envs, got ", Option("vectorization_mode", mode), "; leave one of the two out"
+            raise UsageError(Option("ranks_per_env", self.ranks_per_env), *words)
 
 
 @dataclass(frozen=True, kw_only=True)
