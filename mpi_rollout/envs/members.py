@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import gymnasium
 
 from mpi_rollout.envs.parallel import GRACE_S, LET_GO, MAKE, EnvGroup, spaces_of
+from mpi_rollout.envs.time_limits import step_over_wrappers
 from mpi_rollout.errors import Fault, RankError, as_flag
 from mpi_rollout.exchange.job_end import abort
 from mpi_rollout.exchange.world import rank_and_host
@@ -64,7 +65,8 @@ class Member:
     def _do(self, number: int, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
         if name == MAKE:
             self._described[number] = f"env {args[0]}"
-            self._envs[number] = env = self._make(args[0])
+            env = self._make(args[0])
+            self._envs[number], _ = step_over_wrappers(env)  # The first rank's check outputs, and count steps.
             return spaces_of(env)
         if name == "close":
             self._envs.pop(number).close()
