@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from mpi_rollout.envs.parallel import EnvGroup
+from mpi_rollout.envs.env_group import EnvGroup
 from mpi_rollout.envs.wrapping import name_of
 from mpi_rollout.errors import Option, UsageError
 from mpi_rollout.exchange.world import comm_self

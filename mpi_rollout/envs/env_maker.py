@@ -19,14 +19,15 @@ from mpi_rollout.envs import (
     kernels,  # noqa: F401  # Registers envs of this project's own.
 )
 from mpi_rollout.envs.arguments import comm_for, comm_for_id, takes
-from mpi_rollout.envs.env_packages import import_registering, of_missing_package, of_unknown_id
+from mpi_rollout.envs.env_group import EnvGroup
+from mpi_rollout.envs.env_packages import import_registering, make_single, of_missing_package, of_unknown_id
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import MasksInInfos
 from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.envs.made import adapted
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.native_makers import SYNC, check_kwargs, checked, of_entry_point, of_envpool, of_factory
-from mpi_rollout.envs.parallel import EnvGroup
-from mpi_rollout.envs.wrapping import WRAPPERS, Wrapper, name_of, named_wrappers, why_no_env, wrapped
+from mpi_rollout.envs.wrapping import WRAPPERS, Wrapper, name_of, named_wrappers, wrapped
 from mpi_rollout.errors import Option, RolloutError, UsageError
 from mpi_rollout.exchange.world import claimed_local_size
 from mpi_rollout.process.host import library_threads, share_of_cores
@@ -105,15 +106,12 @@ class EnvMaker:
         env = self.env[env_index] if isinstance(self.env, tuple) else self.env
         kwargs = dict(self.kwargs[env_index] if isinstance(self.kwargs, tuple) else self.kwargs)
         if isinstance(env, str | EnvSpec):
-            return _try(name_of(env), kwargs, partial(_make_of_id, env, kwargs, self.group))
-        index = {"env_index": self.first_env + env_index} if takes(env, "env_index") else {}
-        given = index | comm_for(env, kwargs, self.group) | kwargs
-        made = _try(name_of(env), kwargs, partial(env, **given), FACTORY)
-        if dm_wrapper.is_dm_env(made):
-            return dm_wrapper.wrapped(made, name_of(env))
-        if what := why_no_env(made):
-            raise UsageError(f"{name_of(env)} must return an env, got {what}")
-        return made
+            made = _try(name_of(env), kwargs, partial(_make_of_id, env, kwargs, self.group))
+        else:
+            index = {"env_index": self.first_env + env_index} if takes(env, "env_index") else {}
+            given = index | comm_for(env, kwargs, self.group) | kwargs
+            made = _try(name_of(env), kwargs, partial(env, **given), FACTORY)
+        return adapted(made, name_of(env))
 
     def functions(self, indices: range) -> list[Callable[[], gymnasium.Env]]:
         """Return one callable for each of the envs with these indices."""
@@ -166,8 +164,8 @@ def _make_registered(make: Callable[..., Made], env_id: str | EnvSpec, *argument
 def _make_of_id(env: str | EnvSpec, kwargs: Kwargs, group: EnvGroup | None) -> gymnasium.Env:
     """Make a registered env, with a communicator if it takes one."""
     comm = comm_for_id(env, kwargs, group)
-    made = _make_registered(gymnasium.make, env, **comm, **kwargs)
-    if comm and made.unwrapped.spec is not None:
+    made = _make_registered(make_single, env, **comm, **kwargs)
+    if comm and isinstance(made, gymnasium.Env) and made.unwrapped.spec is not None:
         made.unwrapped.spec.kwargs.pop("comm")  # Specs are copied and stored.
     return made
 
@@ -197,7 +195,12 @@ def _try(name: str, kwargs: Kwargs, make: Callable[[], Made], option: Option = E
 def _is_of_call(error: TypeError) -> bool:
     """Tell whether a callable refused its arguments: then the error comes from the call, here or in Gymnasium."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals["__name__"] in (__name__, of_factory.__module__, gymnasium.make.__module__)
+    return frame.f_globals["__name__"] in (
+        __name__,
+        of_factory.__module__,
+        make_single.__module__,
+        gymnasium.make.__module__,
+    )
 
 
 def maker_of(config: RolloutConfig) -> EnvMaker:

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 
 from mpi_rollout.core.layout import FAULT, UNDONE
-from mpi_rollout.envs.parallel import EnvGroup
+from mpi_rollout.envs.env_group import EnvGroup
 from mpi_rollout.errors import EnvError, Fault, PolicyError, RankError, RankLost, SignalInterrupt, as_flag, cause_of
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges

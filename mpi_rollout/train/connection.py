@@ -26,7 +26,7 @@ from mpi_rollout.process.console import say, without_stdin
 from mpi_rollout.process.interrupts import exit_by_signals, is_main_thread, unheeded
 from mpi_rollout.process.paths import current, located, started_in
 from mpi_rollout.ranks import agreement
-from mpi_rollout.ranks.env_groups import JobRanks, join
+from mpi_rollout.ranks.job_ranks import JobRanks, join
 from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_envs, unwatched_by_gc
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.storage.values import check_storable

@@ -42,7 +42,7 @@ def main(function: str) -> None:
 
 def connect(env: str, num_envs: int, **options: Any) -> Any:
     """`mpi_rollout.connect`, with `module:callable` for what is not registered."""
-    is_registered = not env.startswith(("envs:", "failing_envs:", "seeded_faults:", "parallel_envs:"))
+    is_registered = not env.startswith(("envs:", "failing_envs:", "seeded_faults:", "mpi_envs:"))
     return mpi_rollout.connect(env if is_registered else load_callable(env, Option("env")), num_envs, **options)
 
 
@@ -300,7 +300,7 @@ def calls_of_all_ranks() -> list[Any]:
     """What calls by name of envs on two ranks each give: each adds up what all ranks have."""
     found = []
     for ranks_per_env in (1, 2):
-        with connect("parallel_envs:Cells", 4, ranks_per_env=ranks_per_env) as envs:
+        with connect("mpi_envs:Cells", 4, ranks_per_env=ranks_per_env) as envs:
             if envs is not None:
                 envs.reset(seed=5)
                 envs.set_attr("scale", [2, 3, 4, 5])
@@ -313,7 +313,7 @@ def past_failures_of_a_rank() -> list[Any]:
     """What a trainer is told when one rank of an env fails in its step, and what it gets after a reset."""
     found = []
     kwargs = {"how": "raise", "late": True, "after": 1}
-    with connect("parallel_envs:Cells", 3, ranks_per_env=2, env_kwargs=kwargs) as envs:
+    with connect("mpi_envs:Cells", 3, ranks_per_env=2, env_kwargs=kwargs) as envs:
         for _ in range(2 if envs is not None else 0):
             found.append(envs.reset(seed=5)[0])
             envs.step(np.zeros(3, np.int64))
@@ -330,7 +330,7 @@ def second_connection_of_several_ranks() -> str:
     with connect("CartPole-v1", 4) as envs:
         if envs is not None:
             try:
-                connect("parallel_envs:Cells", 4, ranks_per_env=2).__enter__()
+                connect("mpi_envs:Cells", 4, ranks_per_env=2).__enter__()
             except mpi_rollout.UsageError as error:
                 told = str(error)
             envs.reset(seed=1)

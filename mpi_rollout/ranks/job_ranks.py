@@ -12,9 +12,9 @@ from time import sleep
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from mpi_rollout.core.partition import EnvRanks
+from mpi_rollout.envs.env_group import EnvGroup
 from mpi_rollout.envs.env_maker import EnvMaker
-from mpi_rollout.envs.members import Member
-from mpi_rollout.envs.parallel import EnvGroup
+from mpi_rollout.envs.member import Member
 from mpi_rollout.errors import EnvError, RolloutError, as_flag
 from mpi_rollout.exchange.job_end import abort
 from mpi_rollout.exchange.waiting import way_to_wait

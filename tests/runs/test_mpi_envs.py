@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jobs import Job, Result, are_gone, assert_same_bytes, datasets
 
-RUN = ("--env-factory", "parallel_envs:make_env", "--num-envs", "5", "--num-steps", "60", "--seed", "3")
+RUN = ("--env-factory", "mpi_envs:make_env", "--num-envs", "5", "--num-steps", "60", "--seed", "3")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_the_data_do_not_depend_on_the_ranks_of_an_env(job: Job, num_ranks: int,
 @pytest.mark.any_mpi
 @pytest.mark.mpi(4)
 def test_a_registered_env_takes_its_communicator_by_name(job: Job, num_ranks: int):
-    env = ("--env", "parallel_envs:Cells-v0", "--num-envs", "3", "--num-steps", "30", "--progress", "none")
+    env = ("--env", "mpi_envs:Cells-v0", "--num-envs", "3", "--num-steps", "30", "--progress", "none")
     alone = job.collect(None, *env, out="alone.h5")
     assert_same_bytes(datasets(job.collect(num_ranks, *env, "--ranks-per-env", "2")), datasets(alone))
     assert datasets(alone)["/episodes"]["length"].max() == 5  # Its time limit.
@@ -114,8 +114,8 @@ def test_a_rank_of_an_env_that_hangs_or_leaves_ends_the_job(job: Job, num_ranks:
 
 
 REFUSED = {
-    "no communicator": (4, ("--env-factory", "parallel_envs:make_alone"), "make_alone must take the communicator"),
-    "other spaces": (4, ("--env-factory", "parallel_envs:make_other_spaces"), "rank 1 has"),
+    "no communicator": (4, ("--env-factory", "mpi_envs:make_alone"), "make_alone must take the communicator"),
+    "other spaces": (4, ("--env-factory", "mpi_envs:make_other_spaces"), "rank 1 has"),
     "ranks left": (3, (), "--ranks-per-env 2 must divide the number of ranks that step envs, got 3 ranks"),
     "native": (2, ("--vectorization-mode", "native"), "--ranks-per-env 2 is for single envs"),
 }
@@ -132,7 +132,7 @@ def test_what_cannot_be_is_refused_in_one_line(job: Job, num_ranks: int, what: s
 
 @pytest.mark.mpi(4)
 def test_a_rank_that_cannot_make_its_part_of_an_env_ends_the_job(job: Job, num_ranks: int):
-    env = ("--env-factory", "parallel_envs:make_without_solver", "--out", "run.h5")
+    env = ("--env-factory", "mpi_envs:make_without_solver", "--out", "run.h5")
     result = failed(job, num_ranks, *on(4, *env))
     assert re.search(r"rank 1 \(\S+\), env 0: ConnectionError: no licence for the solver", result.err)
 

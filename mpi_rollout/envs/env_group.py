@@ -69,7 +69,7 @@ class EnvGroup:
         """Whether a member has not come out of the last call."""
         return bool(self._missing)
 
-    def make(self, env_index: int, make: Callable[[], gymnasium.Env]) -> "ParallelEnv":
+    def make(self, env_index: int, make: Callable[[], gymnasium.Env]) -> "GroupEnv":
         """Make an env on all ranks, here by `make`; UsageError if members have other spaces."""
         self._num_made += 1
         env, answers = self.together((self._num_made, MAKE, (env_index,), {}), make)
@@ -81,7 +81,7 @@ class EnvGroup:
                         f"an env must have the same {name} on all of its ranks, rank {self.ranks[0]} has {expected}, "
                         f"rank {self.ranks[member]} has {spaces[name]}; make them equal"
                     )
-        return ParallelEnv(env, self, self._num_made)
+        return GroupEnv(env, self, self._num_made)
 
     def together(self, order: Order, own: Callable[[], T]) -> tuple[T, dict[int, Any]]:
         """Have members do what an order says, and do it here by `own`; return its result, and their answers.
@@ -195,7 +195,7 @@ def spaces_of(env: gymnasium.Env) -> dict[str, str]:
     return {name: str(describe(getattr(env, name))) for name in ("observation_space", "action_space")}
 
 
-class ParallelEnv(gymnasium.Wrapper):
+class GroupEnv(gymnasium.Wrapper):
     """An env on the first of its ranks: what is called of it here is called on all of them."""
 
     def __init__(self, env: gymnasium.Env, group: EnvGroup, number: int):

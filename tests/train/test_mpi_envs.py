@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from jobs import Job
+from mpi_envs import Cells, OneRank
 from oracle import differences, record
-from parallel_envs import Cells, OneRank
 
 WAYS = [
     {"ranks_per_env": 1},
@@ -22,7 +22,7 @@ WAYS = [
 @pytest.mark.mpi(4)
 def test_a_trainer_gets_what_gymnasium_gives_for_envs_of_one_rank(job: Job, num_ranks: int):
     cases = [(mode, way) for mode in AutoresetMode for way in (WAYS if mode == AutoresetMode.SAME_STEP else WAYS[1:3])]
-    options = [("parallel_envs:Cells", 5, 25, {"autoreset_mode": mode.value, **way}) for mode, way in cases]
+    options = [("mpi_envs:Cells", 5, 25, {"autoreset_mode": mode.value, **way}) for mode, way in cases]
     for (mode, way), found in zip(cases, job.train(num_ranks, "recordings", options), strict=True):
         expected = record(SyncVectorEnv([partial(Cells, OneRank())] * 5, autoreset_mode=mode), 25)
         assert differences(found, expected) == [], (mode, way)

@@ -1,4 +1,4 @@
-"""What a rank does that makes envs together with others, and is not the first of them; see `parallel`."""
+"""What a rank does that makes envs together with others, and is not the first of them; see `env_group`."""
 
 import signal
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium
 
-from mpi_rollout.envs.parallel import GRACE_S, LET_GO, MAKE, EnvGroup, spaces_of
+from mpi_rollout.envs.env_group import GRACE_S, LET_GO, MAKE, EnvGroup, spaces_of
 from mpi_rollout.envs.time_limits import step_over_wrappers
 from mpi_rollout.errors import Fault, RankError, as_flag
 from mpi_rollout.exchange.job_end import abort
