@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 from jobs import assert_same_bytes, datasets
 from written_data import IMAGES, LARGE_ROWS, SMALL, Feed, damage, ending, flip, quiet, written
 
+from mpi_rollout.commands.run_summary import summary
 from mpi_rollout.errors import DataError, Interrupted
 from mpi_rollout.storage import run_file
+from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.later_check import LaterCheck, begin_in_sandbox
 from mpi_rollout.storage.run_file import Prefix
 from mpi_rollout.storage.torn import MARK, is_marked
@@ -21,12 +24,15 @@ from mpi_rollout.storage.verification import verify
 NUM_STEPS, VERIFY_LATER = 30, "mpi_rollout.storage.verification:verify_later"
 
 
-def start(feed: Feed, path: Path, num_past: int, num_steps: int, complete: bool = False) -> str:
+def start(
+    feed: Feed, path: Path, num_past: int, num_steps: int, complete: bool = False, ranks: range = range(1)
+) -> str:
     """One start of a run, which ends in good order."""
     writer = feed.writer(path, 8, num_past=num_past or None)
     for _ in feed.fill(writer, num_steps, {num_past + 2, num_steps}, num_past):
         pass
-    file = writer.finish(ending(num_steps, complete))
+    last = ending(num_steps, complete)
+    file = writer.finish(replace(last, ranks=[{**last.ranks[0], "rank": rank} for rank in ranks]))
     writer.release()
     return file
 
@@ -76,6 +82,22 @@ def test_options_that_do_not_decide_on_the_data_are_no_reason_to_copy(tmp_path: 
     start(Feed(max_walltime="01:00"), tmp_path / "run.h5", 0, 13)
     file = start(Feed(max_walltime="02:00", progress="none"), tmp_path / "run.h5", 13, NUM_STEPS, complete=True)
     assert verify(quiet, file)["complete"]
+
+
+@pytest.mark.usefixtures("never_copied")
+@pytest.mark.parametrize("first_rank", [0, 3])
+def test_another_number_of_ranks_is_no_reason_to_copy(tmp_path: Path, first_rank: int):
+    nums_ranks, places = (3, 1, 5, 2), (0, 13, 15, 20, NUM_STEPS)
+    for num_ranks, (num_past, num_steps) in zip(nums_ranks, pairwise(places), strict=True):
+        feed, is_last = Feed(), num_steps == NUM_STEPS
+        feed.attributes = {"num_ranks": num_ranks}
+        ranks = range(first_rank, first_rank + num_ranks)
+        file = start(feed, tmp_path / "run.h5", num_past, num_steps, is_last, ranks)
+        with checked(file, quiet) as checks:
+            assert checks.ranks()["rank"].tolist() == [*ranks]
+    assert verify(quiet, file)["complete"] and summary(quiet, file)["num_ranks"] == nums_ranks[-1]
+    with h5py.File(file) as stored:
+        assert len(stored["throughput/ranks"]) == sum(nums_ranks)
 
 
 def test_a_file_of_another_compression_is_copied(tmp_path: Path):
