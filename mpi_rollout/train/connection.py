@@ -5,6 +5,7 @@ connections over the same ranks take turns.
 """
 
 import atexit
+import gc
 import json
 import os
 import sys
@@ -87,7 +88,10 @@ class Connection:
         comm = self._comm = world.comm_world() if self._given_comm is None else self._given_comm
         is_inside = any(world.shared_ranks(other._comm, comm) == "all" for other in _entered)
         if comm.rank == world.ROOT:
+            num_known = len(_turns)
             _turns[:] = [turns for turns in _turns if turns.open]
+            if len(_turns) < num_known:  # Closed ones lie in cycles, with their shared slots and a descriptor of these.
+                gc.collect()
             open_ones = [turns for turns in _turns if world.shared_ranks(turns.comm, comm) != "none"]
             self._open_beside(open_ones[0]) if open_ones else self._open(is_inside)
         elif not is_inside:  # What is opened inside of another connection is served with that one.
