@@ -145,7 +145,10 @@ def _trajectories(summary: Summary) -> list[str]:
         f"{episodes['truncated']:,} truncated), {under_way}; "
         "in Python data.episodes and data.unfinished",
     ]
-    lines += [f"  {name:<12}{_spread(episodes[name])}" for name in ("return", "length")]
+    figures = {name: episodes[name] for name in ("return", "length")}
+    figures |= {f"return of {agent}": figure["return"] for agent, figure in summary["agents"].items()}
+    width = max(12, *(len(name) + 2 for name in figures))
+    lines += [f"  {name:<{width}}{_spread(figure)}" for name, figure in figures.items()]
     if summary["wrong_values"]:
         lines.append(f"wrong values  {wrong_values_text(summary['wrong_values'])}")
     if faults := summary["faults"]:

@@ -13,7 +13,7 @@ import numpy as np
 from mpi_rollout.commands import style
 from mpi_rollout.process.clock import PHASES, WORDS
 from mpi_rollout.storage.checked_file import CheckedFile, checked
-from mpi_rollout.storage.schema import INTERVAL, LIMIT, is_manifest, is_recording
+from mpi_rollout.storage.schema import INTERVAL, LIMIT, RETURN_OF, agents_in, is_manifest, is_recording
 from mpi_rollout.storage.set_source import SetSource
 from mpi_rollout.storage.shard_files import size_of
 from mpi_rollout.storage.stored_run import StoredRun
@@ -126,6 +126,7 @@ def _trajectories(checks: CheckedFile | SetSource, is_sealed: bool) -> dict[str,
             "return": _spread(over["return"]),
             "length": _spread(over["length"]),
         },
+        "agents": {agent: {"return": _spread(over[RETURN_OF + agent])} for agent in agents_in(checks.root)},
     }
 
 
