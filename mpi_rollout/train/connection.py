@@ -4,6 +4,7 @@ In one process there is nobody to meet: the envs are there at once, and the end 
 connections over the same ranks take turns.
 """
 
+import gc
 import json
 import os
 import sys
@@ -30,6 +31,7 @@ from mpi_rollout.ranks.job_ranks import JobRanks, join
 from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_envs, unwatched_by_gc
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.storage.values import check_storable
+from mpi_rollout.train.agents import form_of
 from mpi_rollout.train.closing import OPEN_TURNS, close, hint
 from mpi_rollout.train.ends import RootEnd, Turns, serve
 from mpi_rollout.train.recording import check_record, start_recording, types_of
@@ -89,7 +91,10 @@ class Connection:
         comm = self._comm = world.comm_world() if self._given_comm is None else self._given_comm
         is_inside = any(world.shared_ranks(other._comm, comm) == "all" for other in _entered)
         if comm.rank == world.ROOT:
+            num_known = len(OPEN_TURNS)
             OPEN_TURNS[:] = [turns for turns in OPEN_TURNS if turns.open]
+            if len(OPEN_TURNS) < num_known:  # Closed ones lie in cycles, with shared slots and a descriptor of these.
+                gc.collect()
             open_ones = [turns for turns in OPEN_TURNS if world.shared_ranks(turns.comm, comm) != "none"]
             self._open_beside(open_ones[0]) if open_ones else self._open(is_inside)
         elif not is_inside:  # What is opened inside of another connection is served with that one.
@@ -190,9 +195,9 @@ class Connection:
     def _drive(self, turns: Turns[RootEnd], worker: Worker, facts: EnvFacts) -> None:
         request, is_alone = self._loaded_request(), self._comm.size == 1
         driver = Driver(worker.exchanges, worker, request.actions, "the action")
-        self._envs = envs = MPIVectorEnv(
-            driver, facts, request.mode, request.batch_size or 1, request.copy, None if is_alone else turns
-        )
+        form = form_of(facts.observation_space, facts.action_space, request.agents)
+        sizes = request.batch_size or 1, request.copy
+        self._envs = envs = MPIVectorEnv(driver, facts, request.mode, *sizes, None if is_alone else turns, form)
         if not is_alone:
             envs.end.envs = envs
             turns.add(envs.end)
@@ -227,8 +232,10 @@ class Connection:
                     check_record(self._record, request.compression)
             ranks = self._ranks.comm
             rank_envs = make_rank_envs(self._ranks.adapted(request.plan(ranks.size)), ranks.rank)
-        if request.record is not None and (facts := rank_envs.facts) is not None:
-            check_storable(facts.observation_space, facts.action_space, "leave out record")
+        if (facts := rank_envs.facts) is not None:
+            form_of(facts.observation_space, facts.action_space, request.agents)
+            if request.record is not None:
+                check_storable(facts.observation_space, facts.action_space, "leave out record")
         return rank_envs
 
     def _loaded_request(self) -> Request:
