@@ -116,6 +116,13 @@ def shared_ranks(first: "MPI.Comm", second: "MPI.Comm") -> str:
     return "some" if both.size > 1 else "none"
 
 
+def split(comm: "MPI.Intracomm", color: int | None) -> "MPI.Intracomm":
+    """Return the ranks with the same color, in their order; COMM_NULL on ranks without one.  **Collective**."""
+    from mpi4py import MPI
+
+    return cast("MPI.Intracomm", comm.Split(MPI.UNDEFINED if color is None else color, comm.rank))
+
+
 def check_thread() -> None:
     """Raise LaunchError if this thread must not use MPI, because of how MPI was started."""
     mpi = loaded_mpi()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from time import sleep
-from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from mpi_rollout.core.partition import EnvRanks
 from mpi_rollout.envs.env_group import EnvGroup
@@ -18,7 +18,7 @@ from mpi_rollout.envs.member import Member
 from mpi_rollout.errors import EnvError, RolloutError, as_flag
 from mpi_rollout.exchange.job_end import abort
 from mpi_rollout.exchange.waiting import way_to_wait
-from mpi_rollout.exchange.world import GRACE_S, ROOT, rank_and_host
+from mpi_rollout.exchange.world import GRACE_S, ROOT, rank_and_host, split
 from mpi_rollout.options import SharedOptions
 from mpi_rollout.process.console import say
 from mpi_rollout.ranks.agreement import agree, as_refusals
@@ -135,10 +135,8 @@ def join(
 
 
 def _split(wait: str, comm: "MPI.Intracomm", ranks: EnvRanks) -> JobRanks:
-    from mpi4py import MPI
-
     way = way_to_wait(comm) if wait == "auto" else wait
-    own, is_leader = ranks.group_of(comm.rank), comm.rank in ranks.leaders
-    of_env = cast("MPI.Intracomm", comm.Split(own[0] if own else MPI.UNDEFINED, comm.rank))
-    of_leaders = cast("MPI.Intracomm", comm.Split(0 if is_leader else MPI.UNDEFINED, comm.rank))
+    own = ranks.group_of(comm.rank)
+    of_env = split(comm, own[0] if own else None)
+    of_leaders = split(comm, 0 if comm.rank in ranks.leaders else None)
     return JobRanks(comm, of_leaders, ranks.leaders, EnvGroup(of_env, own, way) if own else None, way)
