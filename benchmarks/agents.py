@@ -19,7 +19,8 @@ def bare(num_steps: int) -> None:
     """Step this rank's envs one after the other, with actions drawn before; rank 0 prints the env steps per second."""
     comm = MPI.COMM_WORLD
     envs = [rps_v2.parallel_env() for _ in range(NUM_ENVS // comm.size)]
-    actions = np.random.default_rng(comm.rank).integers(0, 3, (num_steps, len(envs), 2)).tolist()
+    drawn = np.random.default_rng(comm.rank).integers(0, 3, (num_steps, len(envs), 2))
+    actions = [[list(row) for row in of_step] for of_step in drawn]  # NumPy's integers, as a space's sample is one.
     for env in envs:
         env.reset()
     comm.Barrier()

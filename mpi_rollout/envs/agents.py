@@ -89,8 +89,9 @@ class AgentsEnv(gymnasium.Env):
                 for given in (rewards, terminations, truncations)
             )
         # In C: this is what an env with agents costs besides its own step.
-        own, ends = [*map(rewards.get, names, self._none)], (terminations, truncations)
-        self.outcome = [*own, *(flag for of in ends for flag in map(of.get, names, self._none)), *self.flags_of_alive()]
+        own = [*map(rewards.get, names, self._none)]
+        ends = *map(terminations.get, names, self._none), *map(truncations.get, names, self._none)
+        self.outcome = [*own, *ends, *self.flags_of_alive()]
         if self._alive:
             return self._of_all(observations), sum(own), False, False, _said(infos)
         is_over = all(terminations.get(agent, False) for agent in acting)
