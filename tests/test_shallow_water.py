@@ -1,0 +1,56 @@
+"""`examples/shallow_water`: an env that is an MPI program."""
+
+import json
+from typing import Any
+
+import pytest
+from jobs import HELPERS, Job
+
+Found = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    job = Job(tmp_path_factory.mktemp("water"))
+    result = job.python(4, HELPERS / "water_checks.py")
+    assert result.code == 0, result.err
+    return json.loads((job.folder / "found.json").read_text())
+
+
+@pytest.mark.mpi
+def test_the_number_of_ranks_does_not_change_a_bit(found: Found):
+    sizes = {size: [text.split()[0] for text in texts] for size, texts in found["episodes"].items()}
+    assert sizes == {"1": ["1"] * 4, "2": ["2"] * 4, "3": ["3", "3", "3", "1"], "4": ["4"] * 4}
+    assert len({text.split()[1] for texts in found["episodes"].values() for text in texts}) == 1
+
+
+@pytest.mark.mpi
+def test_ranks_without_a_seed_begin_with_the_same_water(found: Found):
+    assert found["unseeded"] == 0
+
+
+@pytest.mark.mpi
+def test_no_water_is_lost(found: Found):
+    before, after = found["volumes"]
+    assert after == pytest.approx(before, rel=1e-13)
+
+
+@pytest.mark.mpi
+def test_a_low_wave_has_the_period_of_theory(found: Found):
+    assert found["seiche"] < 0.04  # Drag takes 0.028 of it.
+
+
+@pytest.mark.mpi
+def test_pads_that_press_where_the_water_rises_calm_it(found: Found):
+    nothing, pressed = found["lost"]
+    assert 0 < nothing < 40 and pressed > nothing + 20
+
+
+@pytest.mark.mpi
+def test_gymnasiums_checker_has_no_objection(found: Found):
+    assert all("infinity" in text for text in found["warnings"]), found["warnings"]
+
+
+@pytest.mark.mpi
+def test_more_ranks_than_there_is_water_for_are_refused(found: Found):
+    assert found["refused"] == "a rank needs 2 rows, got 7 rows on 4 ranks; use fewer ranks"
