@@ -142,6 +142,8 @@ def merged(team: RankTeam, outcomes: list[Outcome]) -> RunFigures | None:
         limit=[(sum(run for run, _ in part), sum(bare for _, bare in part)) for part in rates],
         restarts={env: num for each in told for env, num in each.restarts.items()},
         num_waits=sum(each.num_waits for each in told),
+        num_steps_before=min(each.num_steps_before for each in told),
+        fragment_length=max(each.fragment_length for each in told),
         catch_up_s=max(each.catch_up_s for each in told),
         wrong_values=merged_wrong([(start, each.wrong_values) for start, each in zip(starts, told, strict=True)]),
     )
