@@ -1,12 +1,14 @@
 """`examples/shallow_water`: an env that is an MPI program."""
 
 import json
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from jobs import HELPERS, Job
+from jobs import CLONE, HELPERS, LEARNING, Job, assert_same_bytes, datasets
 
 Found = dict[str, Any]
+WATER = CLONE / "examples" / "shallow_water"
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +56,26 @@ def test_gymnasiums_checker_has_no_objection(found: Found):
 @pytest.mark.mpi
 def test_more_ranks_than_there_is_water_for_are_refused(found: Found):
     assert found["refused"] == "a rank needs 2 rows, got 7 rows on 4 ranks; use fewer ranks"
+
+
+@pytest.mark.mpi
+def test_a_run_gives_the_same_bytes_for_any_number_of_ranks_per_env(job: Job):
+    run = ("--env-factory", f"{WATER}/env.py:make_env", "--env-kwargs", '{"num_cells": 15, "num_steps": 8}')
+    run += ("--num-envs", "3", "--num-steps", "20", "--progress", "none")
+    alone = datasets(job.collect(None, *run, out="alone.h5"))
+    assert len(alone["/episodes"]) > 3
+    for num_ranks, ranks_per_env, *more in ((3, 3), (4, 2), (3, 2, "--root-envs", "0"), (2, 1)):
+        ways = ("--ranks-per-env", str(ranks_per_env), *more)
+        file = job.collect(num_ranks, *run, *ways, out=f"{num_ranks}-{ranks_per_env}.h5")
+        assert_same_bytes(datasets(file), alone)
+
+
+@pytest.mark.any_mpi
+@pytest.mark.mpi
+@pytest.mark.imports(*LEARNING)
+@pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="pip install 'mpi_rollout[sb3]'")
+def test_ppo_learns_to_calm_the_waves(job: Job):
+    result = job.python(2, WATER / "train_ppo.py", "--total-steps", "2400", MPI_ROLLOUT_END_S="100")
+    assert result.code == 0, result.err
+    learned, nothing, random = (float(line.split()[0]) for line in result.out.splitlines()[1:])
+    assert learned > nothing + 3 and nothing > 0 > random  # 29, 21 and -72 here; it takes 60,000 steps to 76.
