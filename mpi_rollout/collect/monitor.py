@@ -197,6 +197,7 @@ class Monitor:
                 return
             self._leaders.intervals.append((now_s - self._began_at, env_steps, rate))
             done = done._replace(num_steps=least, most_steps=most, env_steps=env_steps, env_steps_per_s=rate)
+            done = done._replace(ranks=self._leaders.ranks)
         if now_s >= self._tell_at:
             losses = {} if tally is None else self._losses(tally, self._since_line[1])
             self.progress.tell(done._replace(losses=losses))
