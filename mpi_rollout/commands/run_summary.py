@@ -13,7 +13,7 @@ import numpy as np
 from mpi_rollout.commands import style
 from mpi_rollout.process.clock import PHASES, WORDS
 from mpi_rollout.storage.checked_file import CheckedFile, checked
-from mpi_rollout.storage.schema import INTERVAL, LIMIT, is_manifest, is_recording
+from mpi_rollout.storage.schema import INTERVAL, LIMIT, RETURN_OF, agents_in, is_manifest, is_recording
 from mpi_rollout.storage.set_source import SetSource
 from mpi_rollout.storage.shard_files import size_of
 from mpi_rollout.storage.stored_run import StoredRun
@@ -67,7 +67,7 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
         if shards is not None:
             facts["shards"] = shards.files()
         if checks.has_trajectories:
-            facts |= _trajectories(shards or checks)
+            facts |= _trajectories(shards or checks, checks.is_sealed)
         return facts
 
 
@@ -108,9 +108,11 @@ def _ranks(ranks: np.ndarray) -> list[dict[str, object]]:
     ]
 
 
-def _trajectories(checks: CheckedFile | SetSource) -> dict[str, object]:
+def _trajectories(checks: CheckedFile | SetSource, is_sealed: bool) -> dict[str, object]:
     episodes = checks.committed_episodes()
     over = episodes[episodes["terminated"] | episodes["truncated"]]
+    if not is_sealed:  # Most files have no rows for episodes under way; a shard that waits for others has.
+        episodes = over
     return {
         "num_steps": checks.num_steps,
         "datasets": checks.columns(),
@@ -120,10 +122,11 @@ def _trajectories(checks: CheckedFile | SetSource) -> dict[str, object]:
             "ended": len(over),
             "terminated": int(episodes["terminated"].sum()),
             "truncated": int(episodes["truncated"].sum()),
-            "under_way": len(episodes) - len(over),
+            "under_way": len(episodes) - len(over) if is_sealed else None,
             "return": _spread(over["return"]),
             "length": _spread(over["length"]),
         },
+        "agents": {agent: {"return": _spread(over[RETURN_OF + agent])} for agent in agents_in(checks.root)},
     }
 
 

@@ -19,13 +19,14 @@ from mpi_rollout.envs import (
     dm_wrapper,
     kernels,  # noqa: F401  # Registers envs of this project's own.
 )
-from mpi_rollout.envs.env_packages import import_registering, of_missing_package, of_unknown_id
+from mpi_rollout.envs.env_packages import import_registering, make_single, of_missing_package, of_unknown_id
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import MasksInInfos
 from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.envs.made import adapted
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.native_makers import SYNC, check_kwargs, checked, of_entry_point, of_envpool, of_factory
-from mpi_rollout.envs.wrapping import WRAPPERS, Wrapper, name_of, named_wrappers, why_no_env, wrapped
+from mpi_rollout.envs.wrapping import WRAPPERS, Wrapper, name_of, named_wrappers, wrapped
 from mpi_rollout.errors import Option, RolloutError, UsageError
 from mpi_rollout.exchange.world import claimed_local_size
 from mpi_rollout.process.host import library_threads, share_of_cores
@@ -101,14 +102,11 @@ class EnvMaker:
         env = self.env[env_index] if isinstance(self.env, tuple) else self.env
         kwargs = dict(self.kwargs[env_index] if isinstance(self.kwargs, tuple) else self.kwargs)
         if isinstance(env, str | EnvSpec):
-            return _try(name_of(env), kwargs, partial(_make_registered, gymnasium.make, env, **kwargs))
-        index = {"env_index": self.first_env + env_index} if takes_index(env) else {}
-        made = _try(name_of(env), kwargs, partial(env, **index | kwargs), FACTORY)
-        if dm_wrapper.is_dm_env(made):
-            return dm_wrapper.wrapped(made, name_of(env))
-        if what := why_no_env(made):
-            raise UsageError(f"{name_of(env)} must return an env, got {what}")
-        return made
+            made = _try(name_of(env), kwargs, partial(_make_registered, make_single, env, **kwargs))
+        else:
+            index = {"env_index": self.first_env + env_index} if takes_index(env) else {}
+            made = _try(name_of(env), kwargs, partial(env, **index | kwargs), FACTORY)
+        return adapted(made, name_of(env))
 
     def functions(self, indices: range) -> list[Callable[[], gymnasium.Env]]:
         """Return one callable for each of the envs with these indices."""
@@ -183,7 +181,12 @@ def _try(name: str, kwargs: Kwargs, make: Callable[[], Made], option: Option = E
 def _is_of_call(error: TypeError) -> bool:
     """Tell whether a callable refused its arguments: then the error comes from the call, here or in Gymnasium."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals["__name__"] in (__name__, of_factory.__module__, gymnasium.make.__module__)
+    return frame.f_globals["__name__"] in (
+        __name__,
+        of_factory.__module__,
+        make_single.__module__,
+        gymnasium.make.__module__,
+    )
 
 
 def takes_index(make: Any) -> bool:

@@ -6,6 +6,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
+from mpi_rollout.envs.agents import is_aec_env
 from mpi_rollout.envs.faults import of_old_gym, raised_at
 from mpi_rollout.errors import EnvError, Option, UsageError
 from mpi_rollout.process.paths import load_callable, misfit
@@ -53,6 +54,8 @@ def why_no_env(made: object) -> str:
         return "None; does it lack a return?"
     if isinstance(made, type):
         return f"the class {made.__name__}; return an instance, {made.__name__}(...)"
+    if is_aec_env(made):
+        return "a pettingzoo.AECEnv, whose agents act in turn; return pettingzoo.utils.conversions.aec_to_parallel(env)"
     if isinstance(made, VectorEnv):
         return f"the vectorized {type(made).__name__}; return a single env"
     if any(kind.__module__.partition(".")[0] == "gym" for kind in type(made).__mro__):

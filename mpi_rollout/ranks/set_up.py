@@ -22,6 +22,7 @@ from mpi_rollout.envs.infos import first_types
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.specs import can_be_pickled, describe_spec
+from mpi_rollout.envs.time_limits import innermost
 from mpi_rollout.errors import Option, SameEnvError, UsageError
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.exchange import Exchange
@@ -198,8 +199,7 @@ def check_instances(slices: Iterable[tuple[range, VectorEnv]]) -> None:
     owners: dict[int, int] = {}
     for indices, envs in slices:
         for index, env in zip(indices, getattr(envs, "envs", ()), strict=False):
-            innermost = getattr(env, "unwrapped", env)
-            first = owners.setdefault(id(getattr(innermost, "dm_env", innermost)), index)
+            first = owners.setdefault(id(innermost(env)), index)
             if first != index:
                 what = "are the same object; what makes envs must return a new one each time"
                 raise SameEnvError(f"env {first} and env {index} {what}")

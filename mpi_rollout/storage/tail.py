@@ -111,10 +111,11 @@ def running_table(
     """
     table = make_table(config, attributes, resets=resets)
     begin = np.zeros(config.num_envs, np.int64) if resets is not None else table.skip(rows)
-    for results in stored_results(stored, num_steps, first=int(begin.min())):
+    for results in stored_results(stored, attributes, num_steps, first=int(begin.min())):
         is_new = results.start + np.arange(len(results.rewards))[:, None] >= begin
         ends = results.terminations & is_new, results.truncations & is_new
-        table.add(StoredResults(results.start, np.where(is_new, results.rewards, 0.0), *ends), 0, len(is_new))
+        rewards, *of_agents = (np.where(is_new, own, 0.0) for own in (results.rewards, *results.agent_rewards))
+        table.add(StoredResults(results.start, rewards, *ends, of_agents), 0, len(is_new))
     table.take(num_steps)  # Those of resets, which are in the file.
     return table
 
