@@ -177,6 +177,6 @@ def _joined(config: RolloutConfig, comm: "MPI.Intracomm", teams: tuple[Team, ...
         teams,
         run,
         widest=max(len(envs) for each in teams for envs in each.shards),
-        leaders=Leaders(leaders_comm) if leads else None,
+        leaders=Leaders(leaders_comm, team.ranks) if leads else None,
         hosts=tuple(hosts or ()),
     )
