@@ -64,9 +64,9 @@ def start_mpi_on_all_ranks(timeout_s: float, option: str = "timeout_s") -> None:
         return
     import threading
 
-    timers = [threading.Timer(timeout_s, _miss_ranks, (timeout_s, option))]
+    timers = [threading.Timer(timeout_s, _miss_ranks, (timeout_s, option, True))]
     if claimed_rank() == ROOT:
-        timers.append(threading.Timer(TELL_AFTER_S, _tell_of_waiting, (timeout_s, option)))
+        timers.append(threading.Timer(TELL_AFTER_S, _miss_ranks, (timeout_s, option, False)))
     for timer in timers:
         timer.daemon = True
         timer.start()
@@ -122,25 +122,18 @@ def library_name() -> str:
     return MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\x00 ")
 
 
-def _tell_of_waiting(timeout_s: float, option: str) -> None:
-    from mpi_rollout.process.console import say
-    from mpi_rollout.text import counted
-
-    say(
-        f"mpi_rollout: {rank_and_host(ROOT)}: waits for some of {counted(claimed_size()[0], 'rank')} to "
-        f"start MPI, {timeout_s:g} s at most ({option})\n"
-    )
-
-
-def _miss_ranks(timeout_s: float, option: str) -> None:
+def _miss_ranks(timeout_s: float, option: str, is_over: bool) -> None:
+    """Say that ranks are missing; when the time for them is over, end this process."""
     from mpi_rollout.errors import LaunchError
     from mpi_rollout.process.console import say
     from mpi_rollout.process.exits import leave_now
     from mpi_rollout.text import counted
 
-    say(
-        f"mpi_rollout: {rank_and_host(claimed_rank())}: another rank has not started MPI within "
-        f"{timeout_s:g} s; start this program on all {counted(claimed_size()[0], 'rank')}, or give them more time "
-        f"by {option}\n"
-    )
-    leave_now(LaunchError.exit_code)
+    ranks = counted(claimed_size()[0], "rank")
+    words = f"waits for some of {ranks} to start MPI, {timeout_s:g} s at most ({option})"
+    if is_over:
+        way_out = f"start this program on all {ranks}, or give them more time by {option}"
+        words = f"another rank has not started MPI within {timeout_s:g} s; {way_out}"
+    say(f"mpi_rollout: {rank_and_host(claimed_rank())}: {words}\n")
+    if is_over:
+        leave_now(LaunchError.exit_code)
