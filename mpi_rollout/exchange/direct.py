@@ -85,8 +85,7 @@ class DirectTransport(Transport):
 
     def await_order(self) -> None:
         self.listen()
-        self._wait.all(self._receives)
-        self._is_listening = False
+        self.await_slots(0)
 
     def listen(self) -> None:
         if not self._is_listening:
