@@ -95,8 +95,8 @@ class Root:
         worker.on_stop = self._monitor.progress.close  # Launchers do not wait long.
         lost_ranks = LostRanks(config, self._driver, dict(zip(team.ranks, self._hosts, strict=True)), say)
         self._driver.on_loss = lambda ranks: lost_ranks.note(ranks, self._state)
-        end = RunEnd if team.leaders is None else partial(TeamEnd, team)
-        self._end = end(config, self._driver, self._state, self._status, self._monitor, lost_ranks, trace)
+        about = config, self._driver, self._state, self._status, self._monitor, lost_ranks, trace
+        self._end = RunEnd(*about) if team.leaders is None else TeamEnd(*about, team, team.leaders)
 
     def drive(self) -> int:
         """Run, and let all ranks out with the exit code that is returned."""

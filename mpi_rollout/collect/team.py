@@ -41,8 +41,6 @@ class RankTeam:
         Its ranks and shards, and those of all teams; None where the run writes one file.
     run
         What all files of the set of shards have in common.
-    widest
-        The most envs that one file has.
     leaders, hosts
         On the root of a team, the messages to the other ones, and the hosts of the team's ranks.
     shard_set
@@ -55,7 +53,6 @@ class RankTeam:
     team: Team | None = None
     teams: tuple[Team, ...] = ()
     run: str = ""
-    widest: int = 0
     leaders: Leaders | None = None
     hosts: tuple[str, ...] = ()
     shard_set: "ClaimedSet | None" = None
@@ -66,6 +63,11 @@ class RankTeam:
             self.leaders.free(comm)
         if self.comm is not comm:
             self.comm.Free()
+
+    @property
+    def widest(self) -> int:
+        """The most envs that one file has."""
+        return max((len(envs) for team in self.teams for envs in team.shards), default=self.whole.num_envs)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -83,7 +85,7 @@ def find_team(config: RolloutConfig, comm: "MPI.Intracomm") -> RankTeam:
     RolloutError on all ranks alike, if there is something else where the shards would be.
     """
     if config.storage == "single":
-        return RankTeam(comm, config, config, widest=config.num_envs)
+        return RankTeam(comm, config, config)
     node = os.uname().nodename
     if (simulated := os.environ.get(NODES_VARIABLE, "")).isdigit():
         node = str(comm.rank * int(simulated) // comm.size)
@@ -98,7 +100,7 @@ def find_team(config: RolloutConfig, comm: "MPI.Intracomm") -> RankTeam:
     shard_set, teams, run = (None, None, "") if plan is None else plan
     teams, run = comm.bcast((teams, run), ROOT)
     if teams is None:
-        return RankTeam(comm, single := replace(config, storage="single"), single, widest=config.num_envs)
+        return RankTeam(comm, single := replace(config, storage="single"), single)
     team = _joined(replace(config, storage="sharded"), comm, teams, run)
     return replace(team, shard_set=shard_set)
 
@@ -172,7 +174,6 @@ def _joined(config: RolloutConfig, comm: "MPI.Intracomm", teams: tuple[Team, ...
         team,
         teams,
         run,
-        widest=max(len(envs) for each in teams for envs in each.shards),
         leaders=Leaders(leaders_comm) if leads else None,
         hosts=tuple(hosts or ()),
     )
