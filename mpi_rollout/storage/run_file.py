@@ -71,10 +71,12 @@ class RunFile:
 
     Parameters
     ----------
-    replaces
-        The `ownership.identity` of the complete file at `path` that the run extends.
+    attributes, num_rows
+        Those of the root group, and the rows of a block.
     prefix
         What another file has already of the run, if it is continued or extended.
+    replaces
+        The `ownership.identity` of the complete file at `path` that the run extends.
 
     Attributes
     ----------
@@ -85,12 +87,18 @@ class RunFile:
     """
 
     def __init__(
-        self, path: str, schema: Schema, replaces: tuple[int, int] | None = None, prefix: Prefix | None = None
+        self,
+        config: RolloutConfig,
+        attributes: Mapping[str, object],
+        num_rows: int,
+        prefix: Prefix | None = None,
+        replaces: tuple[int, int] | None = None,
     ):
-        self.path, self.part, self._replaces = path, path + ".part", replaces
-        self._prefix = prefix
-        self._schema, self.is_recording = schema, is_recording(schema.attributes)
-        self._episodes = make_table(schema.config, schema.attributes) if schema.config.trajectories else None
+        attributes = {**attributes, "versions": json.dumps(versions() | libraries())}
+        self._schema = Schema(attributes, config, num_rows, int(str(attributes["num_ranks"])))
+        self.path, self.part, self._prefix, self._replaces = config.path, config.path + ".part", prefix, replaces
+        self.is_recording = is_recording(attributes)
+        self._episodes = make_table(config, attributes) if config.trajectories else None
         self.lock: Lock | None = None
         self.num_committed = self._num_rows_seen = 0
         self.worst_commit_s = 0.0
@@ -104,19 +112,11 @@ class RunFile:
         return self._datasets.values
 
     def begin(self) -> None:
-        """Make the file, with what there is of the run."""
-        if self._prefix is None:
-            self.create()
-        else:
-            self.go_on_from(self._prefix)
-
-    def create(self) -> None:
-        """Begin a new file.  It gets its name when it has all its objects."""
-        self._make(self.part + ".new")
-        put_in_free_place(self.part + ".new", self.part)
-
-    def go_on_from(self, prefix: Prefix) -> None:
-        """Begin with what an earlier start has left: in the same file if that can be, otherwise in a copy."""
+        """Make the file; what an earlier start has left goes on in the same file if that can be, else in a copy."""
+        if (prefix := self._prefix) is None:
+            self._make(self.part + ".new")
+            put_in_free_place(self.part + ".new", self.part)  # It has all its objects.
+            return
         self.num_committed = self._num_rows_seen = prefix.num_steps
         if prefix.source != self.part or prefix.lost or not self._append_to_part(prefix.num_steps):
             self._begin_copy(prefix)
@@ -130,8 +130,7 @@ class RunFile:
         take_free_descriptors()
         file = h5py.File(self.part, "r+", libver="latest", locking=False)
         file.swmr_mode = True
-        self._datasets = FileDatasets(file)
-        self._datasets.go_on(tail)
+        self._datasets = FileDatasets(file, tail)
         self._episodes = tail.episodes
         return True
 
@@ -242,19 +241,6 @@ class RunFile:
         if self.lock is not None:
             self.lock.release()
             self.lock = None
-
-
-def new_file(
-    config: RolloutConfig,
-    attributes: Mapping[str, object],
-    num_rows: int,
-    prefix: Prefix | None = None,
-    replaces: tuple[int, int] | None = None,
-) -> RunFile:
-    """Return the file of a run, which its writer makes; a block has `num_rows` rows."""
-    attributes = {**attributes, "versions": json.dumps(versions() | libraries())}
-    schema = Schema(attributes, config, num_rows, int(str(attributes["num_ranks"])))
-    return RunFile(config.path, schema, replaces, prefix)
 
 
 @contextmanager
