@@ -46,12 +46,12 @@ class FileDatasets:
             for name, dataset in datasets.items()
         }
         tables = filter(file.__contains__, TABLES)
-        self.tables = {name: TableWriter(file[name], self._list, ends.get(name)) for name in tables}
+        self.tables = {name: ChunkWriter(file[name], self._list, ends.get(name)) for name in tables}
         self.values = ValueChecks(file.attrs) if tail is None else tail.values
 
     def append(self, name: str, array: np.ndarray, first_row: int, stop: int, is_last: bool = False) -> None:
-        """Write rows of a column, see `ChunkWriter.append`."""
-        new = self.columns[name].append(array, first_row, stop, is_last)
+        """Write rows of a column, see `ChunkWriter.write`."""
+        new = self.columns[name].write(array, first_row, stop, is_last)
         self.values.append(name, array[new], first_row + new.start)
 
     def commit(self, num_steps: int) -> None:
@@ -69,10 +69,8 @@ class FileDatasets:
         throughput.attrs.modify("seconds", np.float64(seconds))
         self.tables["throughput/ranks"].append(ranks)
         if is_last:
-            for column in self.columns.values():
+            for column in (*self.columns.values(), *self.tables.values()):
                 column.seal()
-            for table in self.tables.values():
-                table.seal()
         self.file.flush()  # What is listed as of steps that are committed already must be in HDF5's index.
         self._list.commit(num_steps)
         self.file.flush()
@@ -97,12 +95,12 @@ class ChunkWriter:
         nbytes = dataset.dtype.itemsize * int(np.prod(self.chunks))
         self._bytes = np.zeros(nbytes + CHECKSUM_NBYTES, np.uint8)  # Room for one chunk and its checksum.
         self._chunk = self._bytes[:nbytes].view(dataset.dtype).reshape(self.chunks)
-        self._open = np.zeros(0)  # The rows of the last chunk, while it is not full and has no checksum.
+        self._open = np.zeros(0, dataset.dtype)  # The rows of the last chunk, while it is not full and has no checksum.
         self._unsealed: set[int] = set()  # The first envs of its chunks that the file has.
         if tail is not None:
             self.num_rows, self._open, self._unsealed = tail.num_rows, tail.rows, set(tail.chunks["env"].tolist())
 
-    def append(self, array: np.ndarray, first_row: int, stop: int, is_last: bool = False) -> slice:
+    def write(self, array: np.ndarray, first_row: int, stop: int, is_last: bool = False) -> slice:
         """Write those of an array's first `stop` rows that the dataset does not have yet; return which these are.
 
         Rows of the last chunk beyond `stop` are written too, but are not part of the dataset.
@@ -110,7 +108,7 @@ class ChunkWriter:
         Parameters
         ----------
         array
-            C-contiguous; holds whole chunks along its first axis.  The first `stop` rows stay until the next call.
+            C-contiguous.  The first `stop` rows, and those of the chunk that they end in, stay until the next call.
         first_row
             The row of the dataset where the array begins; a chunk begins there too.
         is_last
@@ -126,6 +124,11 @@ class ChunkWriter:
         self.num_rows = first_row + stop
         self._open = array[stop - stop % rows : 0 if is_last else stop]
         return slice(start, stop)
+
+    def append(self, rows: np.ndarray) -> None:
+        """Write rows of a table behind its last one."""
+        array = np.concatenate([self._open, rows])
+        self.write(array, self.num_rows - len(self._open), len(array))
 
     def _write_row(self, row: int, array: np.ndarray, num_rows: int) -> None:
         """Write the chunks of all envs that begin in a row; `num_rows` of their rows count."""
@@ -147,7 +150,7 @@ class ChunkWriter:
         is_full = num_rows == self.chunks[0]
         if not is_full and part.shape == self.chunks and part.flags.c_contiguous:
             return part.reshape(-1).view(np.uint8), self._filters.none
-        if part.shape != self.chunks:  # The chunk goes beyond the last env.
+        if part.shape != self.chunks:  # The chunk goes beyond the last env, or the last row of a table.
             self._chunk[...] = np.zeros((), self._chunk.dtype)
         self._chunk[tuple(map(slice, part.shape))] = part
         return self._filters.encode(self._bytes) if is_full else (self._bytes[:-CHECKSUM_NBYTES], self._filters.none)
@@ -159,25 +162,6 @@ class ChunkWriter:
             array[:num_left] = self._open
             self._write_row(self.num_rows - num_left, array, self.chunks[0])
             self._open = self._open[:0]
-
-
-class TableWriter:
-    """Appends rows to a dataset of one axis, in whole chunks, as a `ChunkWriter`; it keeps the last chunk in memory."""
-
-    def __init__(self, dataset: h5py.Dataset, chunk_list: "ChunkList | None" = None, tail: "ChunkTail | None" = None):
-        self._chunks = ChunkWriter(dataset, chunk_list, tail)
-        self._rows = np.zeros(dataset.chunks, dataset.dtype)
-        if tail is not None:
-            self._rows[: len(tail.rows)] = tail.rows
-        self.seal = self._chunks.seal
-
-    def append(self, rows: np.ndarray) -> None:
-        """Write rows behind the last one."""
-        while len(rows):
-            start = self._chunks.num_rows % len(self._rows)
-            part, rows = np.split(rows, [len(self._rows) - start])
-            self._rows[start : start + len(part)] = part
-            self._chunks.append(self._rows, self._chunks.num_rows - start, start + len(part))
 
 
 class ChunkList:
@@ -198,7 +182,7 @@ class ChunkList:
         self._file, ends = file, {} if tail is None else tail.datasets
         names: list[str] = json.loads(file["chunks"].attrs["datasets"])  # Of a file that this process has made.
         self._numbers = {f"/{name}": number for number, name in enumerate(names)}
-        self._chunks, self._commits = (TableWriter(file[name], tail=ends.get(name)) for name in LIST)
+        self._chunks, self._commits = (ChunkWriter(file[name], tail=ends.get(name)) for name in LIST)
         self._digest = first_digest(file.attrs) if tail is None else tail.digest
         self._new: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._growing: dict[tuple[int, ...], tuple[int, int]] = {}  # Offset and size of chunks that are not full.
