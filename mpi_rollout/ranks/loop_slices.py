@@ -1,12 +1,14 @@
 """The envs of a loop, as the orders of one exchange need them: they write into the rank's slot by themselves."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from mpi_rollout.envs.inputs import Reset, Step, Values
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import add_info
+from mpi_rollout.exchange.orders import Command
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.watchdog import Work
@@ -28,8 +30,10 @@ class LoopSlice(Slice):
         self._loop.write_to(exchange.slot_rows if is_read else [self._loop.columns] * exchange.room)
         self.last_observations = self._loop.columns.observations
 
-    def _to_first_row(self) -> None:
-        self._loop.rewind()
+    def do(self, command: int, arguments: tuple[Any, ...], is_to_stop: Callable[[], bool]) -> None:
+        if command != Command.STEP:
+            self._loop.rewind()  # A reset may be of some envs.
+        super().do(command, arguments, is_to_stop)
 
     def _put(self, outputs: Reset | Step, row: int, _names: tuple[str, ...]) -> None:
         self.last_observations = outputs[0]

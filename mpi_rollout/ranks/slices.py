@@ -78,10 +78,6 @@ class Slice(ABC):
         """Fill the slot that the exchange has now."""
 
     @abstractmethod
-    def _to_first_row(self) -> None:
-        """Take the last outcome over to the slot's first row, where envs write to the slot: a reset may be of some."""
-
-    @abstractmethod
     def _put(self, outputs: Reset | Step, row: int, names: tuple[str, ...]) -> None:
         """Complete a row of the slot, but for its infos, after a step or reset, which gave `OF_STEP` or `OF_RESET`."""
 
@@ -130,7 +126,6 @@ class Slice(ABC):
             self._take_steps(is_to_stop)
             return
         self._num_calls += 1
-        self._to_first_row()
         (self.reset if command == Command.RESET else self.restore)(*arguments)
         self.num_done = 1
         self._note_restarts(0)

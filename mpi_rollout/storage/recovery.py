@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 import h5py
 import numpy as np
 
-from mpi_rollout.config import read_config
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.errors import DataError, RolloutError, StorageError
 from mpi_rollout.process.clock import utc_now
@@ -72,9 +71,7 @@ def _source_of(path: str, tell: Tell, num_steps: int | None) -> Iterator[Checked
 def schema_of(file: h5py.File) -> Schema:
     """Return the schema of a file that continues this one, with the columns that this version has."""
     attributes = {name: value for name, value in file.attrs.items() if name not in LATER_ATTRIBUTES}
-    config, columns = read_config(file.attrs["config"], str(file.filename)), leaf_datasets(file["trajectories"])
-    num_rows = max(dataset.chunks[0] for dataset in columns.values())
-    return Schema(attributes, config, num_rows, file["throughput/ranks"].chunks[0])
+    return Schema(attributes, max(dataset.chunks[0] for dataset in leaf_datasets(file["trajectories"]).values()))
 
 
 def _fill(source: CheckedFile | SetSource, destination: FileDatasets) -> None:

@@ -95,7 +95,7 @@ class RunFile:
         replaces: tuple[int, int] | None = None,
     ):
         attributes = {**attributes, "versions": json.dumps(versions() | libraries())}
-        self._schema = Schema(attributes, config, num_rows, int(str(attributes["num_ranks"])))
+        self._schema = Schema(attributes, num_rows)
         self.path, self.part, self._prefix, self._replaces = config.path, config.path + ".part", prefix, replaces
         self.is_recording = is_recording(attributes)
         self._episodes = make_table(config, attributes) if config.trajectories else None

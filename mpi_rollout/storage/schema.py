@@ -9,12 +9,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import h5py
 import numpy as np
 
-from mpi_rollout.config import RolloutConfig
+from mpi_rollout.config import RolloutConfig, read_config
 from mpi_rollout.core.columns import NEWEST, Rows, column_of, stored_leaves
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError
@@ -87,9 +88,11 @@ class Schema:
     """What is known about a file before its first step: the attributes of its root group, and the rows of a block."""
 
     attributes: Mapping[str, object]
-    config: RolloutConfig
     num_rows: int
-    num_ranks: int
+
+    @cached_property
+    def config(self) -> RolloutConfig:
+        return read_config(self.attributes["config"], "the new file")
 
     def create(self, path: str, swmr_mode: bool = True, is_locked: bool = False) -> h5py.File:
         """Make the file with all its objects, empty; FileExistsError if it exists and is not locked by this process."""
@@ -127,7 +130,7 @@ class Schema:
             if pays(self.config.compression, dtype, shape[1:]):
                 options |= filter_options(self.config.compression, dtype, GZIP_LEVEL)
         else:
-            options["chunks"] = (TABLES[name][1] or self.num_ranks,)
+            options["chunks"] = (TABLES[name][1] or int(str(self.attributes["num_ranks"])),)
         file.create_dataset(name, (0, *shape), dtype, **options)
 
 

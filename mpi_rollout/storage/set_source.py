@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpi_rollout.config import read_config
 from mpi_rollout.storage.checked_file import CheckedFile
 from mpi_rollout.storage.schema import INTERVAL, LATER_ATTRIBUTES, Schema
 from mpi_rollout.storage.set_check import wrong_values_of
 from mpi_rollout.storage.stored_run import StoredRun
-from mpi_rollout.storage.untrusted import count
 
 OF_SET = "run", "shards"  # Attributes and options that the file of no set has.
 OPTIONS_OF_SET = "storage", "shards_per_node"
@@ -33,9 +31,8 @@ class SetSource:
         kept = {name: value for name, value in self.root.items() if name not in (*OF_SET, *LATER_ATTRIBUTES)}
         options = json.loads(str(self.root["config"]))
         kept["config"] = json.dumps({name: value for name, value in options.items() if name not in OPTIONS_OF_SET})
-        self.config = read_config(kept["config"], stored.path)
-        num_rows = max(shape[0] for shape in stored.chunks.values())
-        self.schema = Schema(kept, self.config, num_rows, count(self.root, "num_ranks"))
+        self.schema = Schema(kept, max(shape[0] for shape in stored.chunks.values()))
+        self.config = self.schema.config
 
     def table(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Return a table of the manifest; before the set is complete the shards know the throughput."""
