@@ -64,24 +64,14 @@ def are_sent(arguments: "Sequence[str]") -> bool:
     """
     is_run = arguments[:1] in ([], ["run"]) or arguments[0].startswith("-")
     is_guarded = "OMPI_MCA_mpi_ft_enable" in os.environ  # `launcher.guard` forks, which comes before MPI.
-    return is_run and not is_guarded and claimed_size()[0] >= least_ranks(arguments) and not ELSEWHERE & {*arguments}
-
-
-def least_ranks(arguments: "Sequence[str]") -> int:
-    """Return from how many ranks on rank 0 sends modules: `--send-imports`, or else by default."""
-    value = typed(arguments, "--send-imports")
-    return {"yes": 2, "no": sys.maxsize}.get(value, LEAST_RANKS)
+    least = {"yes": 2, "no": sys.maxsize}.get(typed(arguments, "--send-imports"), LEAST_RANKS)
+    return is_run and not is_guarded and claimed_size()[0] >= least and not ELSEWHERE & {*arguments}
 
 
 def typed(arguments: "Sequence[str]", option: str) -> str:
     """Return the value that an option has on a command line, which is not parsed yet; "" without it."""
-    value = ""
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
-        if word == option:
-            value = following
-        elif word.startswith(option + "="):
-            value = word.partition("=")[2]
-    return value
+    pairs = [(*word.partition("="), following) for word, following in zip(arguments, [*arguments[1:], ""], strict=True)]
+    return next((value if sign else following for name, sign, value, following in pairs[::-1] if name == option), "")
 
 
 def send(load: "Callable[[], None]", arguments: "Sequence[str]") -> None:
