@@ -46,7 +46,7 @@ class RunEnd:
     def complete(self, collector: Collector) -> int:
         """Close the file of a run that has taken all of its steps; print its summary; return the exit code."""
         figures = self._close(collector, complete=True)
-        self._tell_status("complete", 0, figures.file)
+        self._tell_status("complete", 0, figures.file, self.state.num_safe)
         self._print_summary(figures)
         return 0
 
@@ -90,19 +90,18 @@ class RunEnd:
 
     def tell_failed(self, error: BaseException, code: int, message: str) -> None:
         """Write into the status that the run did not come to its end."""
-        is_stopped = isinstance(error, Interrupted | KeyboardInterrupt)
-        self._tell_status("interrupted" if is_stopped else "failed", code, message)
+        state = "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
+        self._tell_status(state, code, message, self.state.num_safe, self._is_resumable)
 
-    def _tell_status(self, state: str, code: int, message: str) -> None:
+    def _tell_status(self, state: str, code: int, message: str, num_steps: int, is_resumable: bool = False) -> None:
         out, part = self.config.path, self.config.path + ".part"
         has_part = os.path.exists(part)
         if state != "complete" and self.status.is_first and not has_part and not is_batch_job():
             self.status.remove()  # A first start that came to nothing leaves nothing.
             return
         file = out if state == "complete" else part if has_part else None
-        is_resumable = has_part and self._is_resumable
-        num_safe = self.state.num_safe
-        self.status.tell(state, exit_code=code, message=message, num_steps=num_safe, resumable=is_resumable, file=file)
+        facts = {"exit_code": code, "message": message, "num_steps": num_steps}
+        self.status.tell(state, **facts, resumable=has_part and is_resumable, file=file)
 
     @property
     def _is_resumable(self) -> bool:

@@ -14,7 +14,6 @@ from mpi_rollout.errors import Interrupted, PolicyError, RankError, RolloutError
 from mpi_rollout.exchange.world import ROOT, rank_and_host
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import name_of_stop, say
-from mpi_rollout.storage.status import is_batch_job
 from mpi_rollout.storage.values import merged_wrong
 from mpi_rollout.text import system_words
 
@@ -63,14 +62,10 @@ class TeamEnd(RunEnd):
         say(cause.stack)
         say(f"mpi_rollout: {cause.message}{kept}\n")
         assert self.team.shard_set is not None
-        has_set = self.team.shard_set.drop_if_empty(part, num_safe)
-        if not has_set and self.status.is_first and not is_batch_job():
-            self.status.remove()  # A first start that came to nothing leaves nothing.
-        else:
-            state = "interrupted" if cause.is_stopped else "failed"
-            said = {"exit_code": cause.code, "message": cause.message, "num_steps": num_safe}
-            is_resumable = has_set and all(outcome.is_resumable for outcome in outcomes)
-            self.status.tell(state, **said, resumable=is_resumable, file=part if has_set else None)
+        self.team.shard_set.drop_if_empty(part, num_safe)
+        is_resumable = all(outcome.is_resumable for outcome in outcomes)
+        state = "interrupted" if cause.is_stopped else "failed"
+        self._tell_status(state, cause.code, cause.message, num_safe, is_resumable)
         if self.config.json:
             self._print(json.dumps({"error": cause.message + kept, "exit_code": cause.code}))
         return cause.code
@@ -97,8 +92,7 @@ class TeamEnd(RunEnd):
             code, words = StorageError.exit_code, f"cannot write {path}: {system_words(error)}; {way_out}"
         if words:
             return self._tell_all(outcomes, [Outcome(code, outcomes[0].num_safe, None, words)])
-        values = {"exit_code": 0, "message": "", "num_steps": outcomes[0].num_safe}
-        self.status.tell("complete", **values, resumable=False, file=path)
+        self._tell_status("complete", 0, "", outcomes[0].num_safe)
         if figures is not None:
             self._print_summary(replace(figures, file=path))
         return 0
