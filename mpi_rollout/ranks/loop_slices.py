@@ -5,7 +5,6 @@ from typing import Any
 
 from mpi_rollout.envs.inputs import Reset, Step, Values
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.envs.replaying import Past
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import add_info
 from mpi_rollout.exchange.orders import Command
@@ -16,6 +15,8 @@ from mpi_rollout.ranks.watchdog import Work
 
 class LoopSlice(Slice):
     """The envs of a loop: they write into the slot's rows, or where nobody reads these, into arrays of their own."""
+
+    _has_own_seeds = True
 
     def __init__(self, exchange: Exchange, envs: LoopVectorEnv, random: RandomPolicy | None, first_env: int = 0):
         super().__init__(exchange, envs, random, first_env)
@@ -38,9 +39,6 @@ class LoopSlice(Slice):
     def _put(self, outputs: Reset | Step, row: int, _names: tuple[str, ...]) -> None:
         self.last_observations = outputs[0]
         self.exchange.own_num_ended[row] = len(self._loop.ended)
-
-    def _begin_history(self, past: Past) -> None:
-        self.reset()  # Their first seeds have not been taken yet.
 
     def _env_at_work(self) -> Work | None:
         work = self._loop.at_work()

@@ -55,6 +55,7 @@ class Slice(ABC):
     last_observations: Tree
     step: Callable[[Tree, int], Step]  # The envs' own `step`, given the row of the slot, too.
     _first_seed = 0  # The first env's seed, where seed 0 of the job gives another one.
+    _has_own_seeds = False  # The envs of a run have the seeds of their episodes; those of its first ones are not taken.
 
     def __init__(self, exchange: Exchange, envs: VectorEnv, random: RandomPolicy | None, first_env: int = 0):
         self.exchange, self.envs, self.env_indices = exchange, envs, exchange.envs
@@ -147,8 +148,10 @@ class Slice(ABC):
         try:
             self._fill_rows(actions, [*actions, *extras] if is_asked else [], is_to_stop)
         finally:
-            if self.exchange.layout.actions:
-                self._send_back([*actions, *extras], [*slot.action_arrays, *slot.extra_arrays])
+            if self.exchange.layout.actions:  # What was chosen, and taken by the envs; the root's come without extras.
+                columns = *slot.action_arrays, *slot.extra_arrays
+                for array, column in zip([*actions, *extras], columns, strict=False):
+                    column[: self.num_done] = array[: self.num_done]
         if self._replaying is not None and self._replaying.is_over:
             self._replaying = None
 
@@ -205,11 +208,6 @@ class Slice(ABC):
         if len(places):
             actions[places] = self._random.by_masks(self.num_steps, places + self.env_indices.start, packed)
 
-    def _send_back(self, arrays: list[np.ndarray], columns: list[np.ndarray]) -> None:
-        """Put what was chosen, and taken by the envs, into the slot."""
-        for array, column in zip(arrays, columns, strict=False):  # The root's actions come without extras.
-            column[: self.num_done] = array[: self.num_done]
-
     def show(self, observations: Tree) -> None:
         """Show the policy these as the envs' last observations."""
         for leaf in leaves(self.envs.single_observation_space):
@@ -235,11 +233,7 @@ class Slice(ABC):
             self._replaying = ReplayingEnvs(self.envs, self.env_indices, past, self.step)
             self._fill(self._replaying.begin())
         else:
-            self._begin_history(past)
-
-    def _begin_history(self, past: Past) -> None:
-        """Reset the envs as at the beginning of the run."""
-        self.reset(past.seed)
+            self.reset(None if self._has_own_seeds else past.seed)
 
     def end_replay(self, lost: Sequence[int]) -> None:
         """Go on from where the run was; the envs with these indices with a new episode."""
