@@ -14,7 +14,7 @@ from mpi_rollout.commands import style
 from mpi_rollout.process.clock import PHASES, WORDS
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.schema import INTERVAL, LIMIT, is_manifest, is_recording
-from mpi_rollout.storage.set_source import SetSource
+from mpi_rollout.storage.set_check import wrong_values_of
 from mpi_rollout.storage.shard_files import size_of
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import Tell, count, number, parsed, steadily, text
@@ -39,6 +39,7 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
         attributes, config = checks.root, checks.config
         finished = text(attributes, "finished").strip()
         checks.tell("its tables")
+        faults = shards.faults if shards else checks.faults()
         facts = {
             "file": path,
             "nbytes": size_of(path),
@@ -61,24 +62,34 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             "ranks": _ranks(checks.ranks()),
             "faults": [
                 {"env_index": int(env), "step": int(step), "message": message.decode(errors="replace")}
-                for env, step, message in (shards or checks).faults()[["env_index", "step", "message"]]
+                for env, step, message in faults[["env_index", "step", "message"]]
             ],
         }
-        if shards is not None:
-            facts["shards"] = shards.files()
-        if checks.has_trajectories:
-            facts |= _trajectories(shards or checks)
+        if shards:
+            columns: dict[str, dict[str, object]] = {
+                name: {"shape": [shards.num_rows(name), config.num_envs, *leaf.shape], "dtype": str(leaf.dtype)}
+                for name, leaf in shards.leaves.items()
+            }
+            facts |= _trajectories(shards.num_steps, shards.episodes, columns, wrong_values_of(shards))
+            facts["shards"] = [
+                {"file": file.path, "num_envs": len(envs), "num_steps": file.num_committed, "nbytes": nbytes}
+                for file, envs in shards.parts
+                for nbytes in [size_of(file.locate())]
+            ]
+        elif checks.has_trajectories:
+            columns, wrong = checks.columns(), checks.wrong_values()
+            facts |= _trajectories(checks.num_steps, checks.committed_episodes(), columns, wrong)
         return facts
 
 
 @contextmanager
-def _shards_of(checks: CheckedFile, path: str) -> Iterator[SetSource | None]:
+def _shards_of(checks: CheckedFile, path: str) -> Iterator[StoredRun | None]:
     """Open the shards of a manifest, and nothing where a file has columns of its own."""
     if not is_manifest(checks.root):
         yield None
         return
     with closing(StoredRun(path)) as stored:
-        yield SetSource(checks, stored, stored.num_steps)
+        yield stored
 
 
 def _throughput(checks: CheckedFile) -> dict[str, float | list[float]]:
@@ -108,13 +119,14 @@ def _ranks(ranks: np.ndarray) -> list[dict[str, object]]:
     ]
 
 
-def _trajectories(checks: CheckedFile | SetSource) -> dict[str, object]:
-    episodes = checks.committed_episodes()
+def _trajectories(
+    num_steps: int, episodes: np.ndarray, columns: dict[str, dict[str, object]], wrong: list[dict[str, str | int]]
+) -> dict[str, object]:
     over = episodes[episodes["terminated"] | episodes["truncated"]]
     return {
-        "num_steps": checks.num_steps,
-        "datasets": checks.columns(),
-        "wrong_values": checks.wrong_values(),
+        "num_steps": num_steps,
+        "datasets": columns,
+        "wrong_values": wrong,
         "num_transitions": int(episodes["length"].sum()),
         "episodes": {
             "ended": len(over),
@@ -146,7 +158,8 @@ def plot_run(tell: Tell, path: str, figure_path: str) -> str:
         attributes, config = checks.root, checks.config
         intervals, limit = checks.table("throughput/intervals", INTERVAL), checks.table("throughput/limit", LIMIT)
         ranks = checks.ranks()
-        episodes = (shards or checks).committed_episodes() if checks.has_trajectories else None
+        episodes = checks.committed_episodes() if checks.has_trajectories else None
+        episodes = shards.episodes if shards else episodes
         hosts = ", ".join(sorted(set(parsed(attributes, "hosts", list))))
         sizes = f"{counted(config.num_envs, 'env')} on {counted(count(attributes, 'num_ranks'), 'rank')}"
         style.head(figure, f"{config.env or config.env_factory}: {sizes}", [f"{hosts}; {text(attributes, 'started')}"])

@@ -14,7 +14,7 @@ from mpi_rollout.storage.file_chunks import FileChunks
 from mpi_rollout.storage.schema import EPISODE, RESET
 
 if TYPE_CHECKING:
-    from mpi_rollout.storage.set_source import SetSource
+    from mpi_rollout.storage.recovery import SetSource
 
 ROWS_AT_A_TIME = 2**13
 WIDE = 512  # From so many envs on, a row at a time takes a tenth of the time of segments; with few, three times it.
