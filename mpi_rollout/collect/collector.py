@@ -256,15 +256,12 @@ class Collector:
             if self.goal is not None:
                 stop = self.goal.count(oldest, self._num_counted, stop)
                 self.num_steps = oldest.start + stop if self.is_over else self.num_steps
-            self._tell_faults(oldest.start + stop)
+            num_steps = oldest.start + stop
+            for step, env_index, message in sorted(fault for fault in self._faults if fault[0] < num_steps):
+                self._monitor.on_fault(env_index, step, message)
+            self._faults = [fault for fault in self._faults if fault[0] >= num_steps]
             self.tally.add(oldest, self._num_counted, stop)
             self._num_counted = stop
-
-    def _tell_faults(self, num_steps: int) -> None:
-        """Tell the monitor of the faults in the first steps, which count."""
-        for step, env_index, message in sorted(fault for fault in self._faults if fault[0] < num_steps):
-            self._monitor.on_fault(env_index, step, message)
-        self._faults = [fault for fault in self._faults if fault[0] >= num_steps]
 
     def look(self) -> None:
         """Count what came since the last look; hand over a block that is slow to fill; have the monitor look."""

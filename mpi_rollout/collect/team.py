@@ -132,8 +132,13 @@ def fitting_teams(config: RolloutConfig, shards: Sequence[range], nodes: list[st
 
     Return also why there are fewer teams than shards, if there are.
     """
-    if why := who_needs_all_envs(config):
-        return teams_of(shards, nodes, is_one=True), why
+    needs = {  # What has to see all envs at each step, so that rank 0 drives all ranks.
+        f"the callable {config.policy} is called for all envs": not (config.is_random or config.has_model),
+        "--num-episodes counts the episodes of all envs": config.num_episodes is not None,
+        "--on-rank-loss shrink is for one team of ranks": config.on_rank_loss == "shrink",
+    }
+    if whys := [why for why, is_so in needs.items() if is_so]:
+        return teams_of(shards, nodes, is_one=True), whys[0]
     teams = teams_of(shards, nodes)
     try:
         for team in teams:
@@ -141,16 +146,6 @@ def fitting_teams(config: RolloutConfig, shards: Sequence[range], nodes: list[st
     except UsageError:
         return teams_of(shards, nodes, is_one=True), "a team for each would have too few envs, or no rank for them"
     return teams, f"the job has {counted(len(nodes), 'rank')} on {counted(len({*nodes}), 'node')}"
-
-
-def who_needs_all_envs(config: RolloutConfig) -> str:
-    """Say what has to see all envs at each step, so that rank 0 drives all ranks; "" for nothing."""
-    needs = {
-        f"the callable {config.policy} is called for all envs": not (config.is_random or config.has_model),
-        "--num-episodes counts the episodes of all envs": config.num_episodes is not None,
-        "--on-rank-loss shrink is for one team of ranks": config.on_rank_loss == "shrink",
-    }
-    return next((why for why, is_so in needs.items() if is_so), "")
 
 
 def _joined(config: RolloutConfig, comm: "MPI.Intracomm", teams: tuple[Team, ...], run: str) -> RankTeam:

@@ -135,11 +135,16 @@ class RunFile:
         return True
 
     def _begin_copy(self, prefix: Prefix) -> None:
-        """Make a new file of what there is, which is called `.part` when it has all."""
+        """Make a new file of what there is, checked on the way, which is called `.part` when it has all."""
         new = self.part + ".new"
         lock = self._make(new)
         with _whole_or_gone(new):
-            self._episodes = self._copy(prefix)
+            reading = checked(prefix.source, lambda _: prefix.check_stop(), prefix.num_steps, is_rescue=True)
+            try:  # Its table of episodes is not read again, but computed.
+                with reading as source, writing(new):
+                    self._episodes = copy_prefix(source, self._datasets, prefix.lost)
+            except StorageError as error:  # `checked` would blame the source for the error itself.
+                raise (error.__cause__ or error) from None
             self._commit(prefix.num_steps, self._episodes)
             self.ended = np.zeros(3)
             lock.sync()
@@ -147,17 +152,6 @@ class RunFile:
             os.replace(new, self.part)
         else:
             put_in_free_place(new, self.part)
-
-    def _copy(self, prefix: Prefix) -> EpisodeTable:
-        """Copy what there is, and check it on the way; its table of episodes is not read again, but computed."""
-        try:
-            with (
-                checked(prefix.source, lambda _: prefix.check_stop(), prefix.num_steps, is_rescue=True) as source,
-                writing(self.part + ".new"),
-            ):
-                return copy_prefix(source, self._datasets, prefix.lost)
-        except StorageError as error:  # `checked` would blame the source for the error itself.
-            raise (error.__cause__ or error) from None
 
     def _make(self, path: str) -> Lock:
         """Make the file of a run that nobody else writes."""

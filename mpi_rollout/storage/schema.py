@@ -157,20 +157,16 @@ def expected_leaves(root: Mapping[str, object], version: int) -> dict[str, Leaf]
 def check_datasets(datasets: Mapping[str, h5py.Dataset], expected: Contents, compression: str) -> None:
     """Check that these are the datasets of a file; ContentError if one is missing or another one."""
     for name, (dtype, shape) in expected.items():
-        if name not in datasets:
+        if (dataset := datasets.get(name)) is None:
             raise ContentError(f"there is no {name}")
-        _check_dataset(name, datasets[name], dtype, shape)
-        _check_compression(name, datasets[name], compression if name.startswith("trajectories/") else "none")
-
-
-def _check_dataset(name: str, dataset: h5py.Dataset, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    got = dataset.dtype, (dataset.shape or ())[1:]
-    if got != (dtype, shape):
-        raise ContentError(f"{name} should be {dtype} {shape} a row, got {got[0]} {got[1]}")
-    if dataset.chunks is None or dataset.chunks[2:] != tuple(max(size, 1) for size in shape[1:]):
-        raise ContentError(f"{name} is not cut into chunks of whole rows")
-    if dataset.fletcher32 == (name in LIST):  # Others' readers have only those of HDF5.
-        raise ContentError(f"{name} has {'' if dataset.fletcher32 else 'no '}checksums")
+        got = dataset.dtype, (dataset.shape or ())[1:]
+        if got != (dtype, shape):
+            raise ContentError(f"{name} should be {dtype} {shape} a row, got {got[0]} {got[1]}")
+        if dataset.chunks is None or dataset.chunks[2:] != tuple(max(size, 1) for size in shape[1:]):
+            raise ContentError(f"{name} is not cut into chunks of whole rows")
+        if dataset.fletcher32 == (name in LIST):  # Others' readers have only those of HDF5.
+            raise ContentError(f"{name} has {'' if dataset.fletcher32 else 'no '}checksums")
+        _check_compression(name, dataset, compression if name.startswith("trajectories/") else "none")
 
 
 def _check_compression(name: str, dataset: h5py.Dataset, wanted: str) -> None:

@@ -40,7 +40,6 @@ class ChunkTail:
 class Tail:
     """What follows is appended behind this; `digest` is that of the last commit."""
 
-    num_steps: int
     datasets: Mapping[str, ChunkTail]
     digest: bytes
     values: ValueChecks
@@ -81,7 +80,7 @@ def read_tail(source: CheckedFile) -> Tail:
     table = running_table(source.config, source.root, source.stored, source.committed_episodes(), source.num_steps)
     values, columns = ValueChecks(source.root), source.trajectories()
     values.go_on({name: dict(columns[name].attrs) for name in values.of}, partial(has_true, source))
-    return Tail(source.num_steps, tails, source.file["commits"][-1]["digest"].tobytes(), values, table)
+    return Tail(tails, source.file["commits"][-1]["digest"].tobytes(), values, table)
 
 
 def has_true(source: CheckedFile, mask: str) -> bool:
