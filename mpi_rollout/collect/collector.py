@@ -15,7 +15,7 @@ import numpy as np
 from mpi_rollout.collect.episode_goal import EpisodeGoal
 from mpi_rollout.core.layout import Block, SlotUnpacker
 from mpi_rollout.drive.actions import ActionSource, Span
-from mpi_rollout.drive.blocks import Blocks, Sink
+from mpi_rollout.drive.blocks import Blocks, Discard
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import FragmentLengths
 from mpi_rollout.drive.lanes import Lane
@@ -25,6 +25,7 @@ from mpi_rollout.exchange.orders import Command
 
 if TYPE_CHECKING:
     from mpi_rollout.collect.monitor import Monitor
+    from mpi_rollout.storage.writer import Writer  # Imports h5py, which is for the root alone.
 
 
 class Tally:
@@ -80,7 +81,14 @@ class Collector:
         Steps that all envs have taken.
     """
 
-    def __init__(self, driver: Driver, source: ActionSource, sink: Sink, options: CollectorOptions, monitor: "Monitor"):
+    def __init__(
+        self,
+        driver: Driver,
+        source: ActionSource,
+        sink: "Writer | Discard",
+        options: CollectorOptions,
+        monitor: "Monitor",
+    ):
         self.driver, self.source, self.clock = driver, source, driver.clock
         self.tally = Tally(driver.exchanges)
         self.num_steps = 0

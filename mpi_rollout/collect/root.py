@@ -36,7 +36,7 @@ from mpi_rollout.drive.actions import (
     RankActions,
     too_short,
 )
-from mpi_rollout.drive.blocks import Discard, Sink
+from mpi_rollout.drive.blocks import Discard
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import FragmentLengths, prepare_lengths
 from mpi_rollout.drive.recall import Recall
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     # These import h5py: a worker's imports are the job's start-up time.
     from mpi_rollout.storage.output import ClaimedOutput
     from mpi_rollout.storage.shard_set import ClaimedShards
+    from mpi_rollout.storage.writer import Writer
 
     Claimed = ClaimedOutput | ClaimedShards
 
@@ -222,7 +223,7 @@ class Root:
         self._driver.clock.lap("other")  # No step waited while the file was made.
         return self._state.collector
 
-    def _make_sink(self, lost: Mapping[int, int]) -> Sink:
+    def _make_sink(self, lost: Mapping[int, int]) -> "Writer | Discard":
         # h5py is for the root alone: a worker's imports are the job's start-up time.
         from mpi_rollout.storage import schema
         from mpi_rollout.storage.ownership import check_free_space

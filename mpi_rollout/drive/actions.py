@@ -1,10 +1,14 @@
-"""Where actions come from.  Each source of a run sends lanes the actions of their next steps.
+"""Where actions come from.
+
+Each source has `send`: it sends lanes the actions of their next steps, which have rows in the blocks; PolicyError if
+the policy has failed, ActionError if it gave what are no actions of these envs.  After `resume` it goes on as if no run
+had been stopped.
 
 Actions that come back with the slots are stored from there.  Others go into their rows when they are sent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -33,24 +37,6 @@ class Span(NamedTuple):
     lane: Lane
     step: int
     num_steps: int
-
-
-class ActionSource(Protocol):
-    """Sends actions."""
-
-    def send(self, spans: Sequence[Span], blocks: Blocks) -> None:
-        """Send lanes the actions of their next steps, which have rows in the blocks.
-
-        Raises
-        ------
-        PolicyError
-            The policy has failed.
-        ActionError
-            It gave what are no actions of these envs.
-        """
-
-    def resume(self, recall: Recall) -> None:
-        """Go on as if no run had been stopped."""
 
 
 class RankActions:
@@ -259,6 +245,9 @@ class PolicyActions:
             raise ActionError(f"the policy gave the actions of one step, after a plan of {self._length} steps")
         self._check(plan)
         self._plans[lane] = first, plan
+
+
+ActionSource: TypeAlias = RankActions | ModelActions | PolicyActions
 
 
 def too_short(length: int, way_out: str) -> ActionError:

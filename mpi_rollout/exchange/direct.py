@@ -156,14 +156,14 @@ class SwitchingTransport(Transport):
         self._is_other_short = False
         if self._is_direct:
             self._use(self._collective)
-            self._adaptation.watch.restart()
+            self._adaptation.restart()
         else:
             if self._direct is None:
                 self._direct = DirectTransport(self._collective.buffers, self._wait)
             self._use(self._direct)
 
     def is_short(self) -> bool:
-        return not self._is_direct and self._adaptation.watch.is_short()
+        return not self._is_direct and self._adaptation.is_short()
 
     def note_shortage(self) -> None:
         self._is_other_short = True

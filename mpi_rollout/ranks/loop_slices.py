@@ -1,9 +1,9 @@
 """The envs of a loop, as the orders of one exchange need them: they write into the rank's slot by themselves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from mpi_rollout.envs.inputs import Reset, Step, Values
+from mpi_rollout.envs.inputs import Reset, Step
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import add_info
@@ -46,9 +46,3 @@ class LoopSlice(Slice):
             return None
         (place, call, patience), step = work, self.num_steps
         return Work((id(self), call), lambda: f"step {step}: {self._loop.describe_work(place)}", patience)
-
-    def _call(self, places: Sequence[int], name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Values:
-        return self._loop.call_some(places, name, *args, **kwargs)
-
-    def _set(self, places: Sequence[int], name: str, values: Sequence[object]) -> None:
-        self._loop.set_some(places, name, values)

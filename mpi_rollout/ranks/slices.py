@@ -52,6 +52,7 @@ class Slice(ABC):
         The indices of the envs in messages: those in the larger run, of which env 0 here is env `first_env`.
     """
 
+    envs: Any  # A VectorEnv; that of a loop can call single envs by name.
     last_observations: Tree
     step: Callable[[Tree, int], Step]  # The envs' own `step`, given the row of the slot, too.
     _first_seed = 0  # The first env's seed, where seed 0 of the job gives another one.
@@ -86,13 +87,13 @@ class Slice(ABC):
     def _env_at_work(self) -> Work | None:
         """Return the call of envs that is under way."""
 
-    @abstractmethod
     def _call(self, places: Sequence[int], name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Values:
         """Call a method, or get an attribute, of the envs at these places."""
+        return tuple(self.envs.call_some(places, name, *args, **kwargs))
 
-    @abstractmethod
     def _set(self, places: Sequence[int], name: str, values: Sequence[object]) -> None:
         """Set an attribute of the envs at these places, a value each."""
+        self.envs.set_some(places, name, values)
 
     def use_policy(self, choose: Choose, view: PolicyView | None) -> None:
         """Let a policy choose where an order leaves that to the ranks; `view` is told what steps return, if given."""
@@ -112,7 +113,7 @@ class Slice(ABC):
         if mask is not None:
             assert not isinstance(options, Sequence), "a mask comes with a dict of options, or none"
             options = {**(options or {}), "reset_mask": mask[mine]}
-        self._fill(self.envs.reset(seed=seed, options=options))  # type: ignore[arg-type]  # Lists too, in a loop.
+        self._fill(self.envs.reset(seed=seed, options=options))  # Lists too, in a loop.
         if self._view is not None:
             self._view.note_reset(None if mask is None else mask[mine])
 

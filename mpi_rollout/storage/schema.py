@@ -20,7 +20,7 @@ from mpi_rollout.core.columns import NEWEST, Rows, column_of, stored_leaves
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError
 from mpi_rollout.process.clock import PHASES
-from mpi_rollout.storage.filters import GZIP_LEVEL, compression_of, filter_options, is_available, pays, why_missing
+from mpi_rollout.storage.filters import GZIP_LEVEL, compression_of, filter_options, pays, why_missing
 from mpi_rollout.storage.untrusted import parsed
 from mpi_rollout.storage.values import ValueChecks, described_leaves
 
@@ -174,8 +174,8 @@ def _check_compression(name: str, dataset: h5py.Dataset, wanted: str) -> None:
     expected, got = wanted if pays(wanted, dataset.dtype, dataset.shape[2:]) else "none", compression_of(dataset)
     if expected != got:
         raise ContentError(f"{name} should have the compression {expected}, got {got}")
-    if not is_available(got):
-        raise ContentError(f"{name} is compressed: {why_missing(got)}")
+    if why := why_missing(got):
+        raise ContentError(f"{name} is compressed: {why}")
 
 
 def libraries() -> dict[str, str]:
