@@ -16,7 +16,7 @@ from mpi_rollout.storage import ownership
 from mpi_rollout.storage.checked_file import identity_of
 from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.filters import check_available
-from mpi_rollout.storage.later_check import LaterCheck, begin_in_sandbox
+from mpi_rollout.storage.later_check import LaterCheck
 from mpi_rollout.storage.manifest import is_set
 from mpi_rollout.storage.overwriting import check_replaceable, why_dropped
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
@@ -226,7 +226,7 @@ def look_into(config: RolloutConfig, part: str) -> tuple[StoredRun | None, Seque
     checks: Sequence[LaterCheck] = ()
     try:
         if part.endswith(".part") and not is_marked(part):
-            checks = [begin_in_sandbox("mpi_rollout.storage.verification:verify_later", part)[1]]
+            checks = [LaterCheck(part)]
         else:
             in_sandbox("mpi_rollout.storage.verification:end", part)
         stored = StoredRun(part)

@@ -20,16 +20,13 @@ def check_replaceable(config: RolloutConfig, path: str) -> dict[str, object]:
     UsageError if it is a link, or no file of this program.
     """
     if os.path.islink(path):
-        raise UsageError(
-            f"--out {config.out} is a link; to replace the file give its name, --out {quote(os.path.realpath(path))}"
-        )
+        name = quote(os.path.realpath(path))
+        raise UsageError(f"--out {config.out} is a link; to replace the file give its name, --out {name}")
     try:
-        stored: dict[str, object] = in_sandbox("mpi_rollout.storage.checked_file:identity", path)
+        return dict(in_sandbox("mpi_rollout.storage.checked_file:identity", path))
     except DataError as error:
-        raise UsageError(
-            f"--overwrite replaces whole files of mpi_rollout only; move {path} away or use another --out ({error})"
-        ) from error
-    return stored
+        words = f"move {path} away or use another --out ({error})"
+        raise UsageError(f"--overwrite replaces whole files of mpi_rollout only; {words}") from error
 
 
 def why_dropped(config: RolloutConfig, part: str) -> str:

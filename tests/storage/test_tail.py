@@ -13,12 +13,12 @@ from written_data import IMAGES, LARGE_ROWS, SMALL, Feed, damage, ending, flip, 
 
 from mpi_rollout.errors import DataError, Interrupted
 from mpi_rollout.storage import run_file
-from mpi_rollout.storage.later_check import LaterCheck, begin_in_sandbox
+from mpi_rollout.storage.later_check import LaterCheck
 from mpi_rollout.storage.run_file import Prefix
 from mpi_rollout.storage.torn import MARK, is_marked
 from mpi_rollout.storage.verification import verify
 
-NUM_STEPS, VERIFY_LATER = 30, "mpi_rollout.storage.verification:verify_later"
+NUM_STEPS = 30
 
 
 def start(feed: Feed, path: Path, num_past: int, num_steps: int, complete: bool = False) -> str:
@@ -104,8 +104,8 @@ def awaited(check: LaterCheck) -> None:
 
 def test_what_is_checked_later_is_what_was_there_before_others_appended(tmp_path: Path):
     part = start(Feed(), tmp_path / "run.h5", 0, 21)
-    num_steps, check = begin_in_sandbox(VERIFY_LATER, part)
-    assert num_steps == 21
+    check = LaterCheck(part)
+    assert check.answer == 21
     start(Feed(), tmp_path / "run.h5", 21, 30)
     awaited(check)
     check.end()
@@ -115,7 +115,7 @@ def test_what_is_checked_later_is_what_was_there_before_others_appended(tmp_path
 def test_damage_of_old_rows_is_found_later(tmp_path: Path, name: str):
     part = start(Feed(), tmp_path / "run.h5", 0, 21)
     damage(Path(part), f"trajectories/{name}", "zeros", 1)
-    _, check = begin_in_sandbox(VERIFY_LATER, part)
+    check = LaterCheck(part)
     with pytest.raises(DataError, match=rf"{name}, rows 8 to 15: the checksum.*cannot be continued: .* recover .*move"):
         awaited(check)
     check.end()
@@ -123,7 +123,7 @@ def test_damage_of_old_rows_is_found_later(tmp_path: Path, name: str):
 
 
 def test_a_check_that_is_ended_says_nothing(tmp_path: Path):
-    _, check = begin_in_sandbox(VERIFY_LATER, start(Feed(), tmp_path / "run.h5", 0, 21))
+    check = LaterCheck(start(Feed(), tmp_path / "run.h5", 0, 21))
     check.end()
     assert not check.poll()
 
