@@ -70,7 +70,9 @@ def are_sent(arguments: "Sequence[str]") -> bool:
 
 def typed(arguments: "Sequence[str]", option: str) -> str:
     """Return the value that an option has on a command line, which is not parsed yet; "" without it."""
-    pairs = [(*word.partition("="), following) for word, following in zip(arguments, [*arguments[1:], ""], strict=True)]
+    pairs = [
+        (*word.partition("="), following) for word, following in zip(arguments, [*arguments[1:], ""], strict=False)
+    ]
     return next((value if sign else following for name, sign, value, following in pairs[::-1] if name == option), "")
 
 
