@@ -7,6 +7,7 @@ from mpi_rollout.process import start as beginning
 
 def start() -> int:
     """Run the command line as a program of its own; return its exit code."""
+    beginning.end_with_launcher()
     beginning.heed_signals()
     beginning.check_python()
     try:

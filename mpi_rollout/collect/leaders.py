@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
     from mpi_rollout.collect.report import RunFigures
 
-# Steps that are taken, those that are committed, env steps, env steps/s, the longest commit in seconds; 1 at the end.
+# Steps that are taken, those that are committed, env steps, env steps/s (NaN before they are known), the longest commit
+# in seconds; 1 at the end.
 NUM_FIGURES = 6
+RATE = 3
 STATE_TAG, OUTCOME_TAG, BEGIN_TAG, STOP_TAG = range(32110, 32114)
 WAIT_S = 0.005  # Between two looks where there is nothing else to do.
 
@@ -45,6 +47,7 @@ class Leaders:
     def __init__(self, comm: "MPI.Intracomm"):
         self._comm, self.is_first = comm, comm.rank == ROOT
         self._states = np.zeros((comm.size, NUM_FIGURES))
+        self._states[:, RATE] = np.nan
         self.intervals: list[tuple[float, int, float]] = []  # Rows of /throughput/intervals, on the first leader.
         self._others = range(1, comm.size)
         self._outcomes: dict[int, Outcome] = {}
@@ -62,7 +65,7 @@ class Leaders:
     def past(self, num_steps: int, nbytes: tuple[int, int]) -> tuple[int, tuple[int, int]]:
         """Return the least steps and the sums of bytes that teams have at the start.  **Collective** of leaders."""
         pasts = self._comm.allgather((num_steps, nbytes))
-        self._states[:, 1] = num_steps = min(least for least, _ in pasts)
+        self._states[:, :2] = num_steps = min(least for least, _ in pasts)
         return num_steps, (sum(size for _, (size, _) in pasts), sum(copied for _, (_, copied) in pasts))
 
     def begin(self) -> bool:
@@ -97,6 +100,21 @@ class Leaders:
     def states(self) -> np.ndarray:
         """What all teams told last, (num_teams, NUM_FIGURES), on the first leader."""
         return self._states
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The steps that the slowest and the fastest team have taken, on the first leader."""
+        taken = self._states[:, 0]
+        return int(taken.min()), int(taken.max())
+
+    @property
+    def throughput(self) -> tuple[int, float]:
+        """The env steps that all teams have taken, and their rate: NaN until each team that collects has told its own.
+
+        On the first leader.
+        """
+        env_steps, rate = self._states[:, RATE - 1 : RATE + 1].sum(axis=0)
+        return int(env_steps), float(rate)
 
     def settle(self, outcome: Outcome, is_to_stop: Callable[[], bool]) -> list[Outcome] | None:
         """Wait until all teams have ended; return how, in their order, on the first leader, elsewhere None.
@@ -145,7 +163,8 @@ class Leaders:
             for index in indices:
                 rank = self._others[index]
                 if self._inbox[rank, -1]:
-                    self._outcomes[rank] = self._comm.recv(source=rank, tag=OUTCOME_TAG)
+                    self._outcomes[rank] = outcome = self._comm.recv(source=rank, tag=OUTCOME_TAG)
+                    self._states[rank, :2], self._states[rank, RATE] = outcome.num_safe, 0.0
                 else:
                     self._states[rank] = self._inbox[rank]
                     self._receiving[index] = self._comm.Irecv(self._inbox[rank], rank, STATE_TAG)

@@ -79,7 +79,7 @@ class Monitor:
     def __init__(
         self, config: RolloutConfig, driver: Driver, state: RunState, status: Status, leaders: Leaders | None = None
     ):
-        self._leaders, self._rate, self._first_env = leaders, 0.0, config.first_env
+        self._leaders, self._rate, self._first_env = leaders, np.nan, config.first_env
         self.progress = make_progress(config.progress, config.num_steps)
         self._scalars = Scalars(config.log_dir, config.in_lockstep) if config.log_dir else None
         self._driver, self._state, self._status = driver, state, status
@@ -93,11 +93,10 @@ class Monitor:
     def check_stop(self) -> None:
         """Raise Interrupted if the run is to stop or its time is nearly over, DataError if its past is damaged."""
         self.check_own_stop()
-        place = self._state.place
         worst_commit_s = 0.0 if self._state.writer is None else self._state.writer.worst_commit_s
         if self._leaders is not None:
             if self._leaders.is_to_end():
-                raise Interrupted(f"{place}: stopped, because another rank ends the run")
+                raise Interrupted(f"{self._place}: stopped, because another rank ends the run")
             if not self._leaders.is_first:  # It looks at the time for all.
                 return
             worst_commit_s = max(worst_commit_s, self._leaders.states[:, 4].max())
@@ -106,14 +105,19 @@ class Monitor:
             self._worst_pause_s = max(self._worst_pause_s, now_s - self._checked_at)
         self._checked_at = now_s
         if self._deadline.is_near(worst_commit_s, self._worst_pause_s):
-            raise Interrupted(f"{place}: stopped for {self._deadline.reason}")
+            raise Interrupted(f"{self._place}: stopped for {self._deadline.reason}")
 
     def check_own_stop(self) -> None:
         """Do of `check_stop` what takes no MPI, and no time: any thread may call it."""
         for check in self._state.past_checks:
             check.poll()
         if self._driver.stop_signal:
-            raise Interrupted(f"{self._state.place}: stopped by {name_of_stop(self._driver.stop_signal)}")
+            raise Interrupted(f"{self._place}: stopped by {name_of_stop(self._driver.stop_signal)}")
+
+    @property
+    def _place(self) -> str:
+        """Where the run stops; a stop ends all teams, which are at other steps."""
+        return self._state.place if self._leaders is None else rank_and_host(self._state.rank)
 
     def on_fault(self, env_index: int, step: int, message: str) -> None:
         """Note that an env was restarted, before the sink has that step; -1 is the first reset."""
@@ -125,6 +129,8 @@ class Monitor:
         self.check_stop()
         self._state.file.values.say_warnings(as_flag)
         now_s, env_steps, num_committed = self._driver.clock.now, collector.tally.env_steps, self._state.num_safe
+        if self._looked_at and env_steps > self._seen_env_steps:
+            self._rate = (env_steps - self._seen_env_steps) / (now_s - self._looked_at)
         if self._leaders is not None:
             self._leaders.tell(
                 collector.num_steps, num_committed, env_steps, self._rate, self._state.file.worst_commit_s
@@ -148,20 +154,18 @@ class Monitor:
         """Store the throughput since the last look, and show it when it is time for it."""
         env_steps = collector.tally.env_steps
         new = np.array([env_steps - self._seen_env_steps, now_s - self._looked_at])
-        self._state.file.add_interval(now_s - self._began_at, env_steps, new[0] / new[1])
+        self._state.file.add_interval(now_s - self._began_at, env_steps, self._rate)
         self._since_line += new
-        self._rate = new[0] / new[1]
+        steps, throughput = (collector.num_steps, 0), (env_steps, self._since_line[0] / self._since_line[1])
         if self._leaders is not None:
-            of_all = self._leaders.states[:, 2:4].sum(axis=0)
-            self._leaders.intervals.append((now_s - self._began_at, int(of_all[0]), float(of_all[1])))
-        if now_s >= self._tell_at:
-            tally, seconds = collector.tally, self._since_line[1]
-            rate, losses = self._since_line[0] / seconds, self._losses(tally, seconds)
-            num_steps = collector.num_steps
-            if self._leaders is not None:
-                num_steps = int(self._leaders.states[:, 0].min())
-                env_steps, rate = int(self._leaders.states[:, 2].sum()), float(self._leaders.states[:, 3].sum())
-            self.progress.tell(Done(num_steps, env_steps, rate, tally.step_s, losses, collector.goal))
+            steps, throughput = self._leaders.steps, self._leaders.throughput
+            if not np.isnan(throughput[1]):
+                self._leaders.intervals.append((now_s - self._began_at, *throughput))
+        if now_s >= self._tell_at and not np.isnan(throughput[1]):
+            losses = self._losses(collector.tally, self._since_line[1])
+            self.progress.tell(
+                Done(steps[0], *throughput, collector.tally.step_s, losses, collector.goal, most_steps=steps[1])
+            )
             self._since_line[:] = 0
             self._tell_at = now_s + self.progress.every_s
         self._note_scalars(collector, new[1])

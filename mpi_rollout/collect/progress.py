@@ -18,7 +18,10 @@ LEAST_BAR = len(" 34%|##########| ")
 
 
 class Done(NamedTuple):
-    """How far a run is; `step_s` has each rank's seconds in its envs so far, `losses` are those since the last one."""
+    """How far a run is; `step_s` has each rank's seconds in its envs so far, `losses` are those since the last one.
+
+    All envs have taken `num_steps` steps; of several shards, those of the fastest have taken `most_steps`.
+    """
 
     num_steps: int
     env_steps: int
@@ -26,6 +29,12 @@ class Done(NamedTuple):
     step_s: np.ndarray
     losses: Mapping[str, float]
     goal: EpisodeGoal | None = None
+    most_steps: int = 0
+
+    @property
+    def steps(self) -> str:
+        """The steps that were taken, in words."""
+        return f"{self.num_steps:,}" + f" to {self.most_steps:,}" * (self.most_steps > self.num_steps)
 
     @property
     def shares(self) -> list[str]:
@@ -86,7 +95,7 @@ class Bar:
             f"{done.env_steps_per_s:,.0f} env steps/s",
             self._left(reached, now),
             "" if done.goal is None else f"{done.goal.num_ended:,}/{counted(done.goal.num_episodes, 'episode')}",
-            f"{done.num_steps:,}/{counted(self._total, 'step')}",
+            f"{done.steps}/{counted(self._total, 'step')}",
             *done.shares,
             self._slowest.since(done.step_s),
             counted(done.env_steps, "env step"),
@@ -142,7 +151,7 @@ class Lines:
 
     def tell(self, done: Done) -> None:
         self.every_s = LINE_EVERY_S
-        steps = f"{done.num_steps:,} of {'' if done.goal is None else 'at most '}{counted(self._total, 'step')}"
+        steps = f"{done.steps} of {'' if done.goal is None else 'at most '}{counted(self._total, 'step')}"
         parts = [
             f"mpi_rollout: {steps} ({100 * share(done.num_steps, self._total, done.goal):.0f}%)",
             "" if done.goal is None else f"{done.goal.num_ended:,} of {counted(done.goal.num_episodes, 'episode')}",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.core.columns import RESULTS, has_last_row
+from mpi_rollout.core.columns import column_of, has_last_row
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import Reproducibility
@@ -36,7 +36,6 @@ WAY_OUT = "keep what there is with mpi_rollout recover"
 OTHER_DATA = "continue it with the versions that began it, move it away, or use another --out"
 MOST_SAID = 8  # Envs that are named one by one.
 LEARNING_S, LONGEST_HISTORY_S = 5.0, 1800.0  # After the first, it is known how long the whole takes.
-RESULT_NAMES = [leaf.path for leaf in RESULTS]
 Columns: TypeAlias = "Mapping[str, Column | np.ndarray]"  # Of shape (num_steps, num_envs, ...), by name.
 
 
@@ -86,13 +85,14 @@ class Replay:
         self._unpackers = driver.unpackers(self._block)
         names = {name: name.partition("/")[0] for name in self._block.named}
         self._actions = [name for name, group in names.items() if group == "actions"]
+        by_ranks = [name for name in names if column_of(name).leaf is not None and name in columns]
+        self._results = [name for name in by_ranks if not has_last_row(name)]
         self._observations = [name for name, group in names.items() if group == "observations"]
+        self._observations += [name for name in by_ranks if has_last_row(name)]
         self._stored = {
             name: StoredRows(columns[name], past.num_steps + has_last_row(name))
-            for name in (*self._actions, *self._observations, *RESULT_NAMES)
-            if name in columns  # An older version may not have had the column.
+            for name in (*self._actions, *self._observations, *self._results)
         }
-        self._results = [name for name in RESULT_NAMES if name in self._stored]
         self.num_steps = past.first_step
         self.differences: dict[int, Difference] = {}
 

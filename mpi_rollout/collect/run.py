@@ -29,7 +29,7 @@ from mpi_rollout.policies.model import PolicySource, make_model
 from mpi_rollout.policies.sources import find_source, load_model
 from mpi_rollout.process.console import name_of_stop, share_line
 from mpi_rollout.process.interrupts import STOP_SIGNALS, HeardTwice
-from mpi_rollout.process.launcher import be_last, end_with_launcher, guard, release
+from mpi_rollout.process.launcher import be_last, guard, release
 from mpi_rollout.process.terminal import find_terminal
 from mpi_rollout.ranks import agreement
 from mpi_rollout.ranks.agreement import as_refusals
@@ -61,7 +61,6 @@ def run(config: RolloutConfig) -> int:
     RolloutError
         On all ranks alike, if the run cannot start; later errors are told by the root and returned as codes.
     """
-    end_with_launcher()
     if is_ulfm_on():  # The launcher then ends no job because of a rank, whatever --on-rank-loss says.
         guard()
         if world.claimed_size()[0] == 1:

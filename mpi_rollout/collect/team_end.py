@@ -8,14 +8,14 @@ import numpy as np
 
 from mpi_rollout.collect.leaders import Leaders, Outcome
 from mpi_rollout.collect.report import RunFigures
-from mpi_rollout.collect.run_end import RunEnd, steps_before
+from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.collect.team import RankTeam
 from mpi_rollout.errors import Interrupted, PolicyError, RankError, RolloutError, StorageError, as_flag
 from mpi_rollout.exchange.world import ROOT, rank_and_host
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import name_of_stop, say
 from mpi_rollout.storage.values import merged_wrong
-from mpi_rollout.text import system_words
+from mpi_rollout.text import counted, system_words
 
 if TYPE_CHECKING:
     from mpi_rollout.collect.collector import Collector
@@ -56,7 +56,7 @@ class TeamEnd(RunEnd):
         """Say what has failed first: other teams may have been stopped for it."""
         cause = min(failed, key=lambda outcome: (outcome.is_stopped, not outcome.is_first_to_end))
         num_safe, part = min(outcome.num_safe for outcome in outcomes), self.team.whole.path + ".part"
-        kept = f"; the {steps_before(num_safe)} in {part}" if num_safe else ""
+        kept = f"; all shards have {counted(num_safe, 'step')}, in {part}" if num_safe else ""
         if kept and cause.is_stopped and cause.is_resumable:
             kept += "; the same command continues"
         say(cause.stack)

@@ -136,16 +136,19 @@ def _trajectories(summary: Summary) -> list[str]:
     if "datasets" not in summary:
         return ["trajectories  none stored (--no-trajectories)"]
     episodes = summary["episodes"]
-    is_known = summary["complete"] or summary["recovered"]  # A run that may go on has no rows for them.
-    under_way = f"{episodes['under_way']:,} under way at the end" if is_known else "others are under way"
+    num_under_way = episodes["under_way"]  # None in a file whose run may go on.
+    under_way = "others may be under way" if num_under_way is None else f"{num_under_way:,} under way at the end"
     lines = [
         f"steps         {summary['num_steps']:,} of each env; {summary['num_transitions']:,} transitions "
-        f"in {counted(episodes['ended'] + episodes['under_way'], 'episode')}",
+        f"in {counted(episodes['ended'] + (num_under_way or 0), 'episode')}",
         f"episodes      {episodes['ended']:,} ended ({episodes['terminated']:,} terminated, "
         f"{episodes['truncated']:,} truncated), {under_way}; "
         "in Python data.episodes and data.unfinished",
     ]
-    lines += [f"  {name:<12}{_spread(episodes[name])}" for name in ("return", "length")]
+    figures = {name: episodes[name] for name in ("return", "length")}
+    figures |= {f"return of {agent}": figure["return"] for agent, figure in summary["agents"].items()}
+    width = max(12, *(len(name) + 2 for name in figures))
+    lines += [f"  {name:<{width}}{_spread(figure)}" for name, figure in figures.items()]
     if summary["wrong_values"]:
         lines.append(f"wrong values  {wrong_values_text(summary['wrong_values'])}")
     if faults := summary["faults"]:

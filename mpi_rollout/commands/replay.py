@@ -12,9 +12,10 @@ from itertools import groupby
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.collect.replay import RESULT_NAMES, Replay, driver_of, earliest
+from mpi_rollout.collect.replay import Replay, driver_of, earliest
 from mpi_rollout.commands.consent import Consent
 from mpi_rollout.config import versions
+from mpi_rollout.core.columns import RESULTS, has_last_row, result_name
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import describe as describe_space
@@ -26,6 +27,7 @@ from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError
+from mpi_rollout.storage.schema import agents_in
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import parsed
 from mpi_rollout.text import counted, words_of
@@ -154,14 +156,15 @@ def replay_of(stored: StoredRun, driver: Driver, row: np.void) -> Replay:
 def rows_of(stored: StoredRun, row: np.void) -> dict[str, np.ndarray]:
     """Read an episode: for each column an array of shape (length, 1, ...), of observations one more.
 
-    In a recording it ends as the env said, not as the trainer cut it.
+    In a recording it ends as the env said, not as the trainer cut it; which agents are alive then is not known.
     """
     start, stop, env = int(row["start"]), int(row["start"] + row["length"]), int(row["env_index"])
     columns = columns_of(stored)
+    groups = ["observations", "actions", *(leaf.path for leaf in RESULTS), *["alive"] * (stored.resets is None)]
     rows = {
-        name: column[start : stop + (group == "observations"), env : env + 1]
+        name: column[start : stop + has_last_row(name), env : env + 1]
         for name, column in columns.items()
-        if (group := name.partition("/")[0]) in ("observations", "actions", *RESULT_NAMES)
+        if name.partition("/")[0] in groups
     }
     if stored.resets is not None and (row["terminated"] or row["truncated"]):
         finals = [name for name in columns if name.startswith("final_observations")]
@@ -170,7 +173,7 @@ def rows_of(stored: StoredRun, row: np.void) -> dict[str, np.ndarray]:
         for name in finals:
             rows[name.removeprefix("final_")][-1, 0] = columns[name][stop - 1, env]
         here = stored.resets[(stored.resets["env_index"] == env) & (stored.resets["step"] == stop)]
-        rows["truncations"][-1] &= not here["cut"].any()
+        rows[result_name("truncations", agents_in(stored.attributes))][-1] &= not here["cut"].any()
     return rows
 
 

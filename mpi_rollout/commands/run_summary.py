@@ -13,7 +13,7 @@ import numpy as np
 from mpi_rollout.commands import style
 from mpi_rollout.process.clock import PHASES, WORDS
 from mpi_rollout.storage.checked_file import CheckedFile, checked
-from mpi_rollout.storage.schema import INTERVAL, LIMIT, is_manifest, is_recording
+from mpi_rollout.storage.schema import INTERVAL, LIMIT, RETURN_OF, agents_in, is_manifest, is_recording
 from mpi_rollout.storage.set_check import wrong_values_of
 from mpi_rollout.storage.shard_files import size_of
 from mpi_rollout.storage.stored_run import StoredRun
@@ -66,19 +66,13 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             ],
         }
         if shards:
-            columns: dict[str, dict[str, object]] = {
-                name: {"shape": [shards.num_rows(name), config.num_envs, *leaf.shape], "dtype": str(leaf.dtype)}
-                for name, leaf in shards.leaves.items()
-            }
-            facts |= _trajectories(shards.num_steps, shards.episodes, columns, wrong_values_of(shards))
             facts["shards"] = [
                 {"file": file.path, "num_envs": len(envs), "num_steps": file.num_committed, "nbytes": nbytes}
                 for file, envs in shards.parts
                 for nbytes in [size_of(file.locate())]
             ]
-        elif checks.has_trajectories:
-            columns, wrong = checks.columns(), checks.wrong_values()
-            facts |= _trajectories(checks.num_steps, checks.committed_episodes(), columns, wrong)
+        if checks.has_trajectories:
+            facts |= _trajectories(checks, shards)
         return facts
 
 
@@ -119,10 +113,18 @@ def _ranks(ranks: np.ndarray) -> list[dict[str, object]]:
     ]
 
 
-def _trajectories(
-    num_steps: int, episodes: np.ndarray, columns: dict[str, dict[str, object]], wrong: list[dict[str, str | int]]
-) -> dict[str, object]:
+def _trajectories(checks: CheckedFile, shards: StoredRun | None) -> dict[str, object]:
+    num_steps, episodes = checks.num_steps, checks.committed_episodes()
+    columns, wrong = checks.columns(), checks.wrong_values()
+    if shards:
+        num_steps, episodes, wrong = shards.num_steps, shards.episodes, wrong_values_of(shards)
+        columns = {
+            name: {"shape": [shards.num_rows(name), shards.config.num_envs, *leaf.shape], "dtype": str(leaf.dtype)}
+            for name, leaf in shards.leaves.items()
+        }
     over = episodes[episodes["terminated"] | episodes["truncated"]]
+    if not checks.is_sealed:  # Most files have no rows for episodes under way; a shard that waits for others has.
+        episodes = over
     return {
         "num_steps": num_steps,
         "datasets": columns,
@@ -132,10 +134,11 @@ def _trajectories(
             "ended": len(over),
             "terminated": int(episodes["terminated"].sum()),
             "truncated": int(episodes["truncated"].sum()),
-            "under_way": len(episodes) - len(over),
+            "under_way": len(episodes) - len(over) if checks.is_sealed else None,
             "return": _spread(over["return"]),
             "length": _spread(over["length"]),
         },
+        "agents": {agent: {"return": _spread(over[RETURN_OF + agent])} for agent in agents_in(checks.root)},
     }
 
 

@@ -38,6 +38,10 @@ class StoredColumn:
     in_recordings: bool = True
 
 
+ALIVE = Leaf(("alive",), np.dtype(np.bool_), ())  # Of an agent: it acts in the next step.
+ALL_AGENTS = "__all__"  # In the place of an agent's name, as RLlib has it: what an env with agents gives as a whole.
+
+
 def _result(name: str, dtype: type) -> StoredColumn:
     return StoredColumn(name, leaf=Leaf((name,), np.dtype(dtype), ()))
 
@@ -54,28 +58,40 @@ TABLE = {
         _result("rewards", np.float64),
         _result("terminations", np.bool_),
         _result("truncations", np.bool_),
+        StoredColumn("alive", Rows.STATES, leaf=ALIVE),
     )
 }
-OUTCOMES = tuple(column.leaf for column in TABLE.values() if column.leaf is not None)
-RESULTS = OUTCOMES[:3]  # The columns that `step` of an env returns besides observations and infos.
-FURTHER = tuple(leaf.path for leaf in OUTCOMES[3:])
+# The columns that `step` of an env returns besides observations and infos.
+RESULTS = tuple(column.leaf for column in TABLE.values() if column.leaf is not None and column.leaf is not ALIVE)
 NEWEST = max(column.since for column in TABLE.values())
 OF_ONE = {"rewards": "reward", "terminations": "terminated", "truncations": "truncated"}
 
 
+def result_name(name: str, agents: Sequence[str]) -> str:
+    """Return the path of one of `RESULTS` below /trajectories: an env with agents has one for each agent, too."""
+    return f"{name}/{ALL_AGENTS}" if agents else name
+
+
+def outcomes_of(agents: Sequence[str]) -> dict[str, Leaf]:
+    """Return what follows from an action, by path: `RESULTS`, then the rewards of all agents, then their ends."""
+    of_all = {result_name(leaf.path, agents): leaf for leaf in RESULTS}
+    return of_all | {f"{leaf.path}/{agent}": leaf for leaf in RESULTS for agent in agents}
+
+
 def stored_leaves(
-    described: Mapping[str, Sequence[Leaf]], is_recording: bool, version: int = NEWEST
+    described: Mapping[str, Sequence[Leaf]], is_recording: bool, version: int = NEWEST, agents: Sequence[str] = ()
 ) -> dict[str, dict[str, Leaf]]:
     """Return the arrays of each column that a file of a format version has: by the column's name, then by their own.
 
     `described` has the leaves by the names of `StoredColumn.described_as`; infos are without their masks.
     """
+    by_ranks = outcomes_of(agents) | {f"{ALIVE.path}/{agent}": ALIVE for agent in agents}
     stored: dict[str, dict[str, Leaf]] = {}
     for column in TABLE.values():
         if version < column.since or not (column.in_recordings if is_recording else column.in_runs):
             continue
         if column.leaf is not None:
-            stored[column.name] = {column.name: column.leaf}
+            stored[column.name] = {name: leaf for name, leaf in by_ranks.items() if leaf is column.leaf}
             continue
         leaves = described.get(column.described_as, ())
         leaves = with_masks(leaves) if column.described_as == "info" else leaves

@@ -6,15 +6,15 @@ message, too.  A *block* is columns with a leading time axis.  Both are laid out
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, islice
 
 import numpy as np
 
-from mpi_rollout.core.columns import FURTHER, OUTCOMES, RESULTS, stored_leaves, with_masks
+from mpi_rollout.core.columns import ALIVE, outcomes_of, stored_leaves, with_masks
 from mpi_rollout.core.partition import Partition
-from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
+from mpi_rollout.core.spaces import Leaf, Space, Tree, agents_of, leaves, tree_of
 
 ALIGNMENT = 64  # Bytes: a cache line, so that no column of a slot starts inside a word or a SIMD register.
 
@@ -32,7 +32,8 @@ class Columns:
 
     `action_arrays` exist where the ranks have the last word on actions.  `extra_arrays` are what a policy on the ranks
     gives besides actions.  `final_observation_arrays` exist in SAME_STEP mode only, and have a meaning only where an
-    episode has ended.  `info_arrays` are pairs of values and mask.  `further` are those of `columns.FURTHER`, by name.
+    episode has ended.  `info_arrays` are pairs of values and mask.  Where envs have agents, `observation_arrays` have
+    `ALIVE` of each behind the leaves of observations, and `further` are their own results, see `columns.outcomes_of`.
     """
 
     observations: Tree
@@ -44,11 +45,15 @@ class Columns:
     final_observation_arrays: tuple[np.ndarray, ...] = ()
     info_arrays: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
     extra_arrays: tuple[np.ndarray, ...] = ()
-    further: Mapping[str, np.ndarray] = field(default_factory=dict)
+    further: tuple[np.ndarray, ...] = ()
 
     @property
     def results(self) -> tuple[np.ndarray, ...]:
         return self.rewards, self.terminations, self.truncations
+
+    @property
+    def outcomes(self) -> tuple[np.ndarray, ...]:
+        return self.results + self.further
 
 
 HEADER = (  # Eight bytes each, in the first cache line.
@@ -62,9 +67,9 @@ HEADER = (  # Eight bytes each, in the first cache line.
 class SlotLayout:
     """Where the parts of a slot's row lie, for `capacity` envs each, `nbytes` in all.
 
-    Header and outcomes (results and `columns.FURTHER`) come first, `head_nbytes`.  Then come observations; and only
-    where they are wanted actions, extras, final observations, and infos (for each its values and a mask of the envs
-    that have it).
+    Header and `columns.outcomes_of` come first, `head_nbytes`.  Then come observations, with `ALIVE` of each agent; and
+    only where they are wanted actions, extras, final observations, and infos (for each its values and a mask of the
+    envs that have it).
 
     Parameters
     ----------
@@ -83,10 +88,11 @@ class SlotLayout:
         extras: tuple[Leaf, ...] = (),
     ) -> None:
         self.observation_space, self.capacity = observation_space, capacity
-        self.observations = () if counts_only else leaves(observation_space)
+        agents = agents_of(observation_space)
+        self.observations = () if counts_only else leaves(observation_space) + (ALIVE,) * len(agents)
         self.infos, self.actions, self.extras = infos, actions, extras
-        outcomes = () if counts_only else OUTCOMES
-        final_observations = self.observations if has_final_observations else ()
+        outcomes = () if counts_only else tuple(outcomes_of(agents).values())
+        final_observations = leaves(observation_space) if has_final_observations else ()
         self._groups = outcomes, self.observations, actions, extras, final_observations, with_masks(infos)
         columns = [leaf for group in self._groups for leaf in group]
         formats = [(leaf.dtype, leaf.shape) for leaf in HEADER]
@@ -118,7 +124,7 @@ class SlotLayout:
             return Columns((), none, none, none, ())
         rewards, terminations, truncations, *further = outcomes
         pairs = tuple(zip(infos[::2], infos[1::2], strict=True))
-        arrays = observations, actions, final_observations, pairs, extras, dict(zip(FURTHER, further, strict=True))
+        arrays = observations, actions, final_observations, pairs, extras, tuple(further)
         return Columns(tree_of(self.observation_space, observations), rewards, terminations, truncations, *arrays)
 
 
@@ -126,9 +132,10 @@ class Block:
     """`num_rows` consecutive steps of all envs: observation t, action t, and what followed it, in row t.
 
     `named` holds the C-contiguous arrays of shape (num_rows, num_envs, ...) by their path in a file.  `info_arrays` are
-    values and mask of each info; those of row t came with observation t.  `state_arrays` are those of observations and
-    infos together, `final_arrays` their last ones.  `step_s` and `num_ended` (num_rows, num_slots) are the seconds of
-    the slots' steps, and the ends of their episodes.
+    values and mask of each info; those of row t came with observation t.  `observation_arrays` are as in `Columns`,
+    `state_arrays` these and infos together, `shown_arrays` the same without `ALIVE`; `final_arrays` are the last ones
+    of these.  `step_s` and `num_ended` (num_rows, num_slots) are the seconds of the slots' steps, and the ends of their
+    episodes.
 
     Parameters
     ----------
@@ -158,25 +165,34 @@ class Block:
         self.step_s, self.num_ended = self.headers[..., 0].view(np.float64), self.headers[..., -1]
         described = {"observation": leaves(observation_space), "action": leaves(action_space)}
         described |= {"extra": extras, "info": infos}
-        stored = {} if counts_only else stored_leaves(described, is_recording=has_final_observations)
+        agents = agents_of(observation_space)
+        stored = {} if counts_only else stored_leaves(described, has_final_observations, agents=agents)
         arrays: dict[str, list[np.ndarray]] = defaultdict(list)
         for column, group in stored.items():
             for name, leaf in group.items():
                 self.named[name] = np.zeros((num_rows, num_envs, *leaf.shape), leaf.dtype)
                 arrays[column].append(self.named[name])
-        self.observation_arrays, self.action_arrays = arrays["observations"], arrays["actions"]
+        self.observation_arrays, self.action_arrays = arrays["observations"] + arrays["alive"], arrays["actions"]
         self.extra_arrays, self.info_arrays = arrays["extras"], arrays["infos"]
         self.final_observation_arrays, self.final_info_arrays = arrays["final_observations"], arrays["final_infos"]
         self.state_arrays = self.observation_arrays + self.info_arrays
+        self.shown_arrays = arrays["observations"] + self.info_arrays
         self.final_arrays = self.final_observation_arrays + self.final_info_arrays
-        self.results = tuple(self.named[leaf.path] for leaf in RESULTS if leaf.path in stored)
-        if not counts_only:
+        self.take_outcomes(() if counts_only else [self.named[name] for name in outcomes_of(agents)])
+
+    def take_outcomes(self, outcomes: Sequence[np.ndarray]) -> None:
+        """Have these arrays, those of `columns.outcomes_of`, as what follows from actions."""
+        self.outcomes, self.results = tuple(outcomes), tuple(outcomes[:3])
+        self.agent_rewards = self.outcomes[3 : 3 + len(outcomes) // 3 - 1]
+        if outcomes:
             self.rewards, self.terminations, self.truncations = self.results
 
     @staticmethod
     def row_nbytes(observation_space: Space, action_space: Space, num_envs: int, others: tuple[Leaf, ...] = ()) -> int:
         """Return the bytes of one step of all envs; `others` are the leaves of extras and of infos with their masks."""
-        columns = leaves(observation_space) + leaves(action_space) + others + OUTCOMES
+        agents = agents_of(observation_space)
+        by_ranks = *outcomes_of(agents).values(), *(ALIVE for _ in agents)
+        columns = leaves(observation_space) + leaves(action_space) + others + by_ranks
         return num_envs * sum(leaf.nbytes for leaf in columns)
 
 
@@ -206,8 +222,7 @@ class SlotUnpacker:
         # Either side may have some that the other one does not have.
         states = [*columns.observation_arrays, *(column for pair in columns.info_arrays for column in pair)]
         self._observations = _by_rank(zip(block.state_arrays, states, strict=False), partition)
-        outcomes = zip(OUTCOMES, [*columns.results, *columns.further.values()], strict=False)
-        pairs = [(block.named[leaf.path], column) for leaf, column in outcomes if leaf.path in block.named]
+        pairs = [*zip(block.outcomes, columns.outcomes, strict=False)]
         pairs += zip(block.action_arrays, columns.action_arrays, strict=False)
         pairs += zip(block.extra_arrays, columns.extra_arrays, strict=False)
         self._room = slots.shape[1]

@@ -7,6 +7,7 @@ An action mask says which actions an env allows in its next step; it is the info
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -51,6 +52,18 @@ class Leaf:
         for key in self.keys:
             tree = tree[key]
         return tree
+
+
+class AgentsSpace(spaces.Dict):
+    """The spaces of the agents of an env, by name and in this order: of their observations, or of their actions."""
+
+    def __init__(self, of_agents: Mapping[str, Space]) -> None:
+        super().__init__(OrderedDict(of_agents))  # Gymnasium sorts the names of any other mapping.
+
+
+def agents_of(observation_space: Space) -> tuple[str, ...]:
+    """Return the names of an env's agents; none where the env itself is the only one."""
+    return tuple(observation_space.spaces) if isinstance(observation_space, AgentsSpace) else ()
 
 
 def _parts(space: Space, keys: Keys = ()) -> Iterator[tuple[Keys, Space]]:
@@ -111,7 +124,9 @@ def rows_of(tree: Tree, envs: slice | np.ndarray) -> Tree:
 def describe(space: Space) -> dict[str, object]:
     """Return a space as JSON-able data; two spaces are the same for this program if these are equal."""
     if isinstance(space, spaces.Dict):
-        return {"type": "Dict", "subspaces": {str(key): describe(child) for key, child in space.spaces.items()}}
+        of_agents = {"agents": [*agents]} if (agents := agents_of(space)) else {}
+        subspaces = {str(key): describe(child) for key, child in space.spaces.items()}
+        return {"type": "Dict", "subspaces": subspaces, **of_agents}
     if isinstance(space, spaces.Tuple):
         return {"type": "Tuple", "subspaces": [describe(child) for child in space.spaces]}
     low, high = (_shortest(bound) for bound in bounds_of(space))

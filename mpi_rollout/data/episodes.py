@@ -10,7 +10,6 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from mpi_rollout.core.columns import FURTHER
 from mpi_rollout.core.spaces import Space, Tree
 from mpi_rollout.data.columns import group_tree, map_tree
 
@@ -130,29 +129,30 @@ class Episode:
         return self._tree("actions") if whole is None else whole[self._steps]
 
     @property
-    def rewards(self) -> np.ndarray:
-        """The (length,) rewards, float64."""
-        return self._columns.arrays["rewards"][self._steps]
+    def rewards(self) -> Tree:
+        """The (length,) rewards, float64; of an env with agents a dict by agent, and "__all__" for their sums."""
+        whole = self._columns.arrays.get("rewards")
+        return self._tree("rewards") if whole is None else whole[self._steps]
 
     @property
-    def terminations(self) -> np.ndarray:
-        """The (length,) flags, of which the last may be True."""
-        return self._columns.arrays["terminations"][self._steps]
+    def terminations(self) -> Tree:
+        """The (length,) flags, of which the last may be True; with agents a dict, as `rewards` is."""
+        return self._tree("terminations")
 
     @property
-    def truncations(self) -> np.ndarray:
-        """The (length,) flags, of which the last may be True."""
-        return self._columns.arrays["truncations"][self._steps]
+    def truncations(self) -> Tree:
+        """The (length,) flags, of which the last may be True; with agents a dict, as `rewards` is."""
+        return self._tree("truncations")
+
+    @property
+    def alive(self) -> dict[str, np.ndarray]:
+        """Whether each agent acts in a step, (length + 1,) flags by agent; {} without agents."""
+        return self._tree("alive", self._seen)
 
     @property
     def extras(self) -> Tree:
         """What the policy gave besides actions: a dict by name of arrays (length, ...)."""
         return self._tree("extras")
-
-    @property
-    def further(self) -> dict[str, np.ndarray]:
-        """The other columns that the file has: arrays (length, ...) by name."""
-        return {name: self._slice(name) for name in FURTHER if name in self._columns.arrays}
 
     @property
     def infos(self) -> Tree:
@@ -166,12 +166,12 @@ class Episode:
         """Yield the length + 1 steps of an episode as RLDS has them; arrays are views, numbers NumPy's.
 
         Step t has `observation` t, `action` t, the `reward` that followed, `discount`, `is_first`, `is_last` and
-        `is_terminal`; where the file has them also `info` of the observation, and `extra`, what the policy gave besides
-        the action.  The last step has the last observation; its action, reward, discount and extra are zeros, without
-        meaning.  The discount is 0 where the env has ended the episode, else 1.
+        `is_terminal`; where the file has them also `info` of the observation, `extra`, what the policy gave besides
+        the action, and `alive`, which agents act.  The last step has the last observation; its action, reward, discount
+        and extra are zeros, without meaning.  The discount is 0 where the env has ended the episode, else 1.
         """
         rows = {"observation": self.observations, "info": self.infos or None, "action": self.actions}
-        rows |= {"reward": self.rewards, "extra": self.extras or None, **self.further}
+        rows |= {"reward": self.rewards, "extra": self.extras or None, "alive": self.alive or None}
         for step in range(self.length + 1):
             is_last = step == self.length
             ends = self.terminated and step == self.length - 1
@@ -202,7 +202,7 @@ class Episode:
         final = self._columns.arrays.get(f"final_{name}")
         if final is not None:
             rows[-1] = final[self._steps.stop - 1]
-        elif name.startswith("infos"):
+        elif name.startswith(("infos", "alive")):  # After the last step of an episode no agent acts.
             rows[-1] = np.zeros((), rows.dtype)
         elif self.length:
             rows[-1] = rows[-2]

@@ -14,10 +14,8 @@ from mpi_rollout.data.reading import EpisodeRows, as_table
 from mpi_rollout.data.run_data import RunData
 from mpi_rollout.data.transitions import Batch, Transitions
 from mpi_rollout.errors import DataError, UsageError
-from mpi_rollout.storage.schema import EPISODE
 
 Path = str | os.PathLike[str]
-SEVERAL = np.dtype([*((name, EPISODE[name]) for name in EPISODE.names or ()), ("file", "i8")])
 
 
 class SeveralRuns:
@@ -95,7 +93,7 @@ class SeveralRuns:
 
     def iter_episodes(self, episodes: EpisodeRows | None = None, **options: Any) -> Iterator[Episode]:
         """Iterate over episodes, one file after the other; see `RunData.iter_episodes`."""
-        rows = None if episodes is None else as_table(episodes, SEVERAL)
+        rows = None if episodes is None else as_table(episodes, self.episodes.dtype)
         return chain.from_iterable(
             [  # All arguments are checked before the first episode is read.
                 data.iter_episodes(None if rows is None else rows[rows["file"] == index], file=index, **options)
@@ -129,8 +127,10 @@ def _check_same_spaces(first: RunData, data: RunData) -> None:
 
 def _together(tables: list[np.ndarray]) -> np.ndarray:
     """Put tables of episodes together, with the index of each one's file."""
-    rows = np.zeros(sum(map(len, tables)), SEVERAL)
-    rows[[*(EPISODE.names or ())]] = np.concatenate(tables)
+    of_one = tables[0].dtype
+    fields = [(name, of_one[name]) for name in of_one.names or ()]
+    rows = np.zeros(sum(map(len, tables)), np.dtype([*fields, ("file", "i8")]))
+    rows[[*(of_one.names or ())]] = np.concatenate(tables)
     rows["file"] = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     return rows
 

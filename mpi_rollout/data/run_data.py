@@ -9,14 +9,14 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.columns import FURTHER, TABLE, Rows, column_of
-from mpi_rollout.core.spaces import Tree
+from mpi_rollout.core.columns import TABLE, Rows, column_of
+from mpi_rollout.core.spaces import Tree, agents_of
 from mpi_rollout.data.columns import Column, group_tree
 from mpi_rollout.data.episodes import Episode
 from mpi_rollout.data.reading import EpisodeRows, Reading, as_table, check_groups, chosen, ordered
 from mpi_rollout.data.transitions import Batch, FileTransitions, Transitions
 from mpi_rollout.errors import DataError
-from mpi_rollout.storage.schema import EPISODE
+from mpi_rollout.storage.schema import episode_dtype
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import parsed, text
 from mpi_rollout.storage.values import space_of
@@ -48,8 +48,11 @@ class RunData:
     extras, infos, final_infos
         Columns by name, in dicts: what the policy gave besides actions, what was stored of infos, and those that came
         with `final_observations`.
-    further
-        The other columns that the file has, by name; see `core.columns.TABLE`.
+    agents
+        The names of each env's agents; () where the env itself is the only one.  With agents, `rewards`,
+        `terminations` and `truncations` are dicts by agent; those of the env as a whole are "__all__".
+    alive
+        By agent, columns of shape (T + 1, N): whether the agent acts in the step; {} without agents.
     """
 
     def __init__(self, path: str):
@@ -75,7 +78,7 @@ class RunData:
         self.final_observations = self._columns("final_observations") if has_final else None
         self.extras, self.infos = self._columns("extras"), self._columns("infos")
         self.final_infos = self._columns("final_infos")
-        self.further = {name: self._columns(name) for name in FURTHER if name in names}
+        self.agents, self.alive = agents_of(self.observation_space), self._columns("alive")
 
     def _columns(self, group: str) -> Tree:
         return group_tree(self._source.leaves, group, self.spaces.get(group), partial(Column, self._source))
@@ -135,7 +138,7 @@ class RunData:
         """The episodes that have ended, in order of their ends: a structured array.
 
         Those that were under way at the end are in `unfinished`; `inspect` counts both.  The columns are env_index,
-        start, length, return, seed, terminated, truncated, faulted.
+        start, length, return, seed, terminated, truncated, faulted, and for each agent return_AGENT.
         """
         return self._source.ended
 
@@ -200,7 +203,7 @@ class RunData:
         """Return the rows that a user means; ValueError if they are of other data."""
         if episodes is None:
             return np.concatenate([self.episodes, self.unfinished]) if unfinished else self.episodes
-        rows = as_table(episodes, EPISODE)
+        rows = as_table(episodes, episode_dtype(self.agents))
         if not self._source.has(rows).all():
             raise ValueError(f"episodes should be rows of the data that they are read from: {self!r} has no such steps")
         return rows

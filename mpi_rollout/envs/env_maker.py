@@ -1,7 +1,7 @@
 """Making envs: from an id, a callable or a list of callables; and what to do where that does not work."""
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
@@ -19,25 +19,25 @@ from mpi_rollout.envs import (
     dm_wrapper,
     kernels,  # noqa: F401  # Registers envs of this project's own.
 )
-from mpi_rollout.envs.env_packages import import_registering, of_missing_package, of_unknown_id
-from mpi_rollout.envs.faults import ABORT, OnFault, of_old_gym, raised_at
+from mpi_rollout.envs.env_packages import import_registering, make_single, of_missing_package, of_unknown_id
+from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import MasksInInfos
 from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.envs.made import adapted
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.native_makers import SYNC, check_kwargs, checked, of_entry_point, of_envpool, of_factory
-from mpi_rollout.errors import EnvError, Option, RolloutError, UsageError
+from mpi_rollout.envs.wrapping import WRAPPERS, Wrapper, name_of, named_wrappers, wrapped
+from mpi_rollout.errors import Option, RolloutError, UsageError
 from mpi_rollout.exchange.world import claimed_local_size
 from mpi_rollout.process.host import library_threads, share_of_cores
-from mpi_rollout.process.paths import load_callable, misfit
-from mpi_rollout.text import first_line, shortened, words_of
+from mpi_rollout.process.paths import load_callable
+from mpi_rollout.text import first_line
 
 Kwargs = Mapping[str, Any]
 EnvFunction = Callable[..., gymnasium.Env]
 Env = str | EnvSpec | EnvFunction
-Wrapper = Callable[[gymnasium.Env], gymnasium.Env]
-Wrappers = str | Wrapper | Sequence[str | Wrapper]  # Names with commas between, or some.
 Made = TypeVar("Made")
-ENV, FACTORY, WRAPPERS = Option("env"), Option("env_factory"), Option("wrappers")
+ENV, FACTORY = Option("env"), Option("env_factory")
 
 
 @dataclass(frozen=True)
@@ -95,21 +95,18 @@ class EnvMaker:
         """Make the env with this index; UsageError if that cannot be done, or if what was made is no env."""
         env = self._unwrapped(env_index)
         for name, wrapper in self.wrappers:
-            env = _wrapped(env, name, wrapper)
+            env = wrapped(env, name, wrapper)
         return MasksInInfos(env) if self.asks_masks and env.has_wrapper_attr("action_masks") else env
 
     def _unwrapped(self, env_index: int) -> gymnasium.Env:
         env = self.env[env_index] if isinstance(self.env, tuple) else self.env
         kwargs = dict(self.kwargs[env_index] if isinstance(self.kwargs, tuple) else self.kwargs)
         if isinstance(env, str | EnvSpec):
-            return _try(name_of(env), kwargs, partial(_make_registered, gymnasium.make, env, **kwargs))
-        index = {"env_index": self.first_env + env_index} if takes_index(env) else {}
-        made = _try(name_of(env), kwargs, partial(env, **index | kwargs), FACTORY)
-        if dm_wrapper.is_dm_env(made):
-            return dm_wrapper.wrapped(made, name_of(env))
-        if what := why_no_env(made):
-            raise UsageError(f"{name_of(env)} must return an env, got {what}")
-        return made
+            made = _try(name_of(env), kwargs, partial(_make_registered, make_single, env, **kwargs))
+        else:
+            index = {"env_index": self.first_env + env_index} if takes_index(env) else {}
+            made = _try(name_of(env), kwargs, partial(env, **index | kwargs), FACTORY)
+        return adapted(made, name_of(env))
 
     def functions(self, indices: range) -> list[Callable[[], gymnasium.Env]]:
         """Return one callable for each of the envs with these indices."""
@@ -159,34 +156,6 @@ def _make_registered(make: Callable[..., Made], env_id: str | EnvSpec, *argument
     return make(env_id, *arguments, **kwargs)
 
 
-def _wrapped(env: gymnasium.Env, name: str, wrapper: Wrapper) -> gymnasium.Env:
-    """Call a wrapper; UsageError if it takes other arguments or returns no env, EnvError if it raises."""
-    if why := misfit(wrapper, env):
-        way_out = "; give a callable of your own that takes the env alone and calls it"
-        raise UsageError(WRAPPERS, f" {name} takes other arguments than an env ({why}){way_out}")
-    try:
-        made = wrapper(env)
-    except Exception as error:
-        raise EnvError(WRAPPERS, f" {name} raises {words_of(error)}{raised_at(error)}") from error
-    if what := why_no_env(made):
-        raise UsageError(WRAPPERS, f" {name} must return an env, got {what}")
-    return made
-
-
-def named_wrappers(given: Wrappers | None) -> tuple[tuple[str, Wrapper], ...]:
-    """Load what `--wrappers` names, or `connect` was given, with their names; UsageError if one is not callable."""
-    listed = given.split(",") if isinstance(given, str) and given else given or ()
-    return tuple(map(_named_wrapper, listed if isinstance(listed, list | tuple) else [listed]))
-
-
-def _named_wrapper(wrapper: str | Wrapper) -> tuple[str, Wrapper]:
-    if isinstance(wrapper, str):
-        return wrapper, load_callable(wrapper, WRAPPERS)
-    if not callable(wrapper):
-        raise UsageError(WRAPPERS, f" must be callables, or their names, got {wrapper!r}")
-    return name_of(wrapper), wrapper
-
-
 def _try(name: str, kwargs: Kwargs, make: Callable[[], Made], option: Option = ENV) -> Made:
     try:
         return make()
@@ -209,33 +178,15 @@ def _try(name: str, kwargs: Kwargs, make: Callable[[], Made], option: Option = E
         raise UsageError(Option("env_kwargs"), f" {dict(kwargs)} do not fit {name}: {error}") from error
 
 
-def why_no_env(made: object) -> str:
-    """Say what was made instead of an env, and the way out; "" for an env."""
-    if isinstance(made, gymnasium.Env):
-        missing = [name for name in ("observation_space", "action_space") if not hasattr(made, name)]
-        return f"one without {missing[0]}; set self.{missing[0]} in its __init__" if missing else ""
-    if made is None:
-        return "None; does it lack a return?"
-    if isinstance(made, type):
-        return f"the class {made.__name__}; return an instance, {made.__name__}(...)"
-    if isinstance(made, VectorEnv):
-        return f"the vectorized {type(made).__name__}; return a single env"
-    if any(kind.__module__.partition(".")[0] == "gym" for kind in type(made).__mro__):
-        return f"{type(made).__name__}, an env of the old gym; {of_old_gym()}"
-    return f"{shortened(repr(made), 80)}; derive its class from gymnasium.Env"
-
-
 def _is_of_call(error: TypeError) -> bool:
     """Tell whether a callable refused its arguments: then the error comes from the call, here or in Gymnasium."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals["__name__"] in (__name__, of_factory.__module__, gymnasium.make.__module__)
-
-
-def name_of(env: str | EnvSpec | Callable[..., object]) -> str:
-    """Return an env's id, or the module and the name of a callable."""
-    if isinstance(env, str | EnvSpec):
-        return env if isinstance(env, str) else env.id
-    return f"{env.__module__}:{getattr(env, '__qualname__', type(env).__qualname__)}"
+    return frame.f_globals["__name__"] in (
+        __name__,
+        of_factory.__module__,
+        make_single.__module__,
+        gymnasium.make.__module__,
+    )
 
 
 def takes_index(make: Any) -> bool:

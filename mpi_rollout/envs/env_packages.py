@@ -3,13 +3,15 @@
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 from mpi_rollout.text import pip_install
 
 # What ids and error messages name, and the extra that brings it.
-EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "shimmy": "dm", "dm_control": "dm"}
+EXTRAS = {"pettingzoo": "pettingzoo", "ale_py": "atari", "mujoco": "mujoco", "shimmy": "dm", "dm_control": "dm"}
 EXTRAS |= {"CartPoleCUDA": "cuda", "numba": "numba", "torch": "torch"}
 HIGHWAY_IDS = ("highway-", "merge-", "roundabout-", "parking-", "intersection-", "racetrack-")
 ROBOTICS_IDS = ("Fetch", "HandReach", "HandManip", "Adroit", "AntMaze", "PointMaze", "FrankaKitchen")
@@ -21,6 +23,7 @@ _REGISTERED_BY: dict[tuple[str, ...], tuple[str, str]] = {
     ROBOTICS_IDS: ("gymnasium_robotics", "gymnasium-robotics"),
     ("Panda",): ("panda_gym", "panda-gym"),
     ("dm_control/",): ("shimmy", "[dm]"),
+    ("butterfly/", "classic/", "sisl/"): ("pettingzoo", "[pettingzoo]"),
 }
 
 
@@ -29,6 +32,21 @@ def import_registering(env_id: str) -> None:
     modules = [module for prefixes, (module, _) in _REGISTERED_BY.items() if env_id.startswith(prefixes)]
     for module in filter(find_spec, modules):
         import_module(module)
+
+
+def make_single(env_id: str | EnvSpec, **kwargs: Any) -> Any:
+    """Make what `gymnasium.make` makes, or the `ParallelEnv` that PettingZoo's registry has by this id."""
+    if isinstance(env_id, str) and env_id not in gymnasium.registry:
+        module, _, name = env_id.rpartition(":")
+        if module:
+            import_module(module)
+        pettingzoo = sys.modules.get("pettingzoo")
+        if name in getattr(pettingzoo, "parallel_registry", ()):
+            try:
+                return pettingzoo.make("parallel", name, **kwargs)  # type: ignore[union-attr]
+            except Exception as error:  # A package that is missing is the cause of an error of its own.
+                raise error.__cause__ if isinstance(error.__cause__, ImportError) else error from None
+    return gymnasium.make(env_id, **kwargs)
 
 
 def of_unknown_id(env_id: str, error: gymnasium.error.Error) -> str:

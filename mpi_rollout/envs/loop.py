@@ -18,6 +18,7 @@ from mpi_rollout.core.layout import Columns, SlotLayout
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import Tree, leaves, tree_of
 from mpi_rollout.envs import faults, inputs
+from mpi_rollout.envs.agents import leave_out, write_agents
 from mpi_rollout.envs.faults import ABORT, Begun, OnFault, Outcome, OutputChecks, Parts, WrongValue
 from mpi_rollout.envs.infos import InfoGatherer, MaskColumn
 from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
@@ -80,7 +81,6 @@ class LoopVectorEnv(SingleEnvs):
         self._resets = [partial(self._reset_instead, index) for index in range(self.num_envs)]
         self.ended: list[int] = []  # And not reset since.
         self._checks = OutputChecks(self.single_observation_space, on_fault)
-        self._has_checks = bool(self._checks)
         self.masks: MaskColumn | None = None  # The envs' masks, where these are wanted.
         # While episodes are taken again: envs that failed and are left out since, and how they failed.
         self.failing: dict[int, str] | None = None
@@ -99,16 +99,19 @@ class LoopVectorEnv(SingleEnvs):
             raise faults.not_reset(self.ended, self._first_env_index)
         self._time.num_steps += 1
         outcomes = self._call_envs(self._split_actions(actions))
-        if self._has_checks:
+        if self._checks:
             self._restart_wrong(outcomes)
         observations, *results, infos = faults.outputs_of(outcomes, self._first_env_index)
         columns = self._columns[row]
+        if self.agents:
+            write_agents(self.agents, columns)
         self._note_ends(columns, self._results[row].write(*results))
         if self.masks is not None and self.masks.places:
             self.masks.write(infos, self.ended)
         infos = self.infos.wanted(infos)
         if self.ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
             observations, gathered = self._begin_again(observations, infos, row)
+            write_agents(self.agents, columns, is_alive_alone=True)
         else:
             gathered = self.infos.add({}, infos)
         self._rows.write(observations, row)
@@ -169,7 +172,7 @@ class LoopVectorEnv(SingleEnvs):
     def rewind(self) -> None:
         """Take the last outcome over to the first row: a reset of some envs leaves the others as they are."""
         last, self.row, self.columns = self.columns, 0, self._columns[0]  # Where the last outcome is.
-        pairs = (columns.observation_arrays + columns.results for columns in (self.columns, last))
+        pairs = (columns.observation_arrays + columns.outcomes for columns in (self.columns, last))
         for array, old in zip(*pairs, strict=True):
             array[...] = old
 
@@ -203,19 +206,17 @@ class LoopVectorEnv(SingleEnvs):
                 self._calls[index] = single.step
             observations.append(observation)
             self.infos.add(infos, self.infos.wanted([info]), index)
-        for column in self.columns.results:
+        for column in self.columns.outcomes:
             column[indices] = 0
+        write_agents(self.agents, self.columns, is_alive_alone=True)
         self.ended = sorted(set(self.ended).difference(indices))
-        if len(indices) == self.num_envs:
-            self._rows.write(observations, self.row)
-        else:
-            for index, observation in zip(indices, observations, strict=True):
-                self._rows.write_one(index, observation, self.row)
+        self._rows.write_some(indices, observations, self.row)
         return self.columns.observations, infos
 
     def hold(self, index: int, is_truncated: bool = False) -> None:
         """Leave one env out of steps until it is reset: it gives its last observation, without reward."""
         last = self._last_observation(index)
+        leave_out(self.agents, index)
         self._time.hold(index)
         self._calls[index] = lambda _action: (last, 0.0, False, is_truncated, {})
         self.ended = [ended for ended in self.ended if ended != index]

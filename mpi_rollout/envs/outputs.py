@@ -47,7 +47,10 @@ class Casting:
 
 
 class ObservationRows:
-    """Rows into which neighbouring envs' observations are written: in each, an array (num_envs, ...) for each leaf."""
+    """Rows into which neighbouring envs' observations are written.
+
+    In each row are an array (num_envs, ...) for each leaf, and behind them others, which stay as they are.
+    """
 
     def __init__(
         self, observations: Sequence[Leaf], rows: Sequence[Sequence[np.ndarray]], first_env_index: int, casting: Casting
@@ -57,7 +60,7 @@ class ObservationRows:
         self._rows = [
             [
                 column.reshape(len(column) * leaf.shape[0] if leaf.shape else -1, *leaf.shape[1:])
-                for leaf, column in zip(observations, arrays, strict=True)
+                for leaf, column in zip(observations, arrays, strict=False)
             ]
             for arrays in rows
         ]
@@ -66,6 +69,11 @@ class ObservationRows:
     def write(self, observations: Parts, row: int = 0) -> None:
         """Write one observation of each env; DataError for one that is not what the space says."""
         self._write(observations, self._rows[row], self._first_env_index)
+
+    def write_some(self, places: Sequence[int], observations: Parts, row: int = 0) -> None:
+        """Write observations of some envs, or of all, in their order."""
+        for place, observation in zip(places, observations, strict=True):
+            self.write_one(place, observation, row)
 
     def write_one(self, place: int, observation: Tree, row: int = 0) -> None:
         """Write the observation of one env alone."""

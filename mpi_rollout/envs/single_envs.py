@@ -9,6 +9,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.core.spaces import describe
+from mpi_rollout.envs.agents import agents_envs
 from mpi_rollout.envs.faults import Begun, EnvTimeout, Given, OnFault, Outcome, Result, described, named, raised_at
 from mpi_rollout.envs.inputs import CalledByName, OptionsOfOne, Values, action_splitter, check_spaces, values_of_each
 from mpi_rollout.envs.time_limits import TimeLimits, step_over_wrappers
@@ -92,6 +93,8 @@ class SingleEnvs(CalledByName):
 
     Attributes
     ----------
+    agents
+        The envs below all wrappers, if they have agents.
     faults
         The restarts; whoever takes them in clears the list.
     """
@@ -109,6 +112,7 @@ class SingleEnvs(CalledByName):
         self._outcomes: list[Outcome] | None = None  # The outcomes of the step under way that have come.
         envs = list(make_with_room(env_fns))
         self._take_spaces(envs)
+        self.agents = agents_envs(self.single_observation_space, envs)
         is_named = on_fault.timeout_s is not None
         self._singles = [
             SingleEnv(env, env_index, own_seeds, is_named)
@@ -185,6 +189,7 @@ class SingleEnvs(CalledByName):
             what = error if isinstance(error, RolloutError) else words_of(error)
             raise EnvError(f"env {single.env_index} could not be restarted: {what}") from error
         single.take(env)
+        self.agents = agents_envs(self.single_observation_space, self.envs)
         self._time.replace(index, single.limits)
 
     @contextmanager

@@ -26,6 +26,13 @@ def step_over_wrappers(env: gymnasium.Env) -> tuple[gymnasium.Env, list[wrappers
     return env, limits
 
 
+def innermost(env: object) -> object:
+    """Return the env below all wrappers, also below this program's own around an env of another interface."""
+    for name in ("unwrapped", "dm_env", "parallel_env"):
+        env = getattr(env, name, env)
+    return env
+
+
 class TimeLimits:
     """The TimeLimit wrappers that a loop steps over, counted for all envs at once.
 

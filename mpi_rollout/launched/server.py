@@ -19,7 +19,7 @@ from mpi_rollout.exchange import job_end, world
 from mpi_rollout.launched.channel import ERRORS, Channel, StepMemory, call_trainer
 from mpi_rollout.launched.vector_env import ERROR, LAID, VALUE, described
 from mpi_rollout.process.console import say
-from mpi_rollout.process.launcher import end_with_launcher
+from mpi_rollout.process.start import end_with_launcher
 from mpi_rollout.text import counted
 from mpi_rollout.train.connection import Connection
 from mpi_rollout.train.vector_env import MPIVectorEnv

@@ -1,7 +1,4 @@
-"""A rank and its launcher: each must learn when the other one ends.
-
-A rank whose launcher was killed must not live on, so the kernel ends it.  No Python thread can do that: none runs while
-an env is in C code that holds the interpreter's lock.
+"""A rank and its launcher: each must learn when the other one ends; see also `start.end_with_launcher`.
 
 `mpirun --with-ft ulfm` (5.0.11) tells the other ranks about a rank that a signal ended, and about one that left with
 code 0.  It tells nobody about a rank that left with another code, and the others would wait forever.  Simulators leave
@@ -9,7 +6,6 @@ like that: `exit(1)` in a library, STOP in Fortran.  So `guard` makes the rank a
 started, and that process kills itself with SIGKILL if the rank leaves before the run's end.
 """
 
-import ctypes
 import os
 import shutil
 import signal
@@ -20,47 +16,12 @@ from typing import NoReturn
 
 from mpi_rollout.errors import RolloutError
 from mpi_rollout.process.interrupts import STOP_SIGNALS
-from mpi_rollout.process.start import heed_signals, is_heeding
+from mpi_rollout.process.start import end_with, heed_signals, is_heeding
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# First letters of programs that start ranks on their host: of Open MPI, of MPICH and its relatives, of SLURM, of PALS.
-LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra", "slurmstepd", "palsd")
 LOOK_EVERY_S = 0.5
 MOST_KEPT = 2000  # Characters of a failed job's stderr that are kept.
 OVER, LAST = b".", b"1"
 _pipes: list[int] = []  # They lead to the process that stands in for this one.
-
-
-def end_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends.
-
-    Parameters
-    ----------
-    parent
-        The process that was the parent; if it has ended already, this process ends now.
-    """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def end_with_launcher() -> None:
-    """Let the kernel kill this process when its launcher ends.  Call it early, before envs are made.
-
-    It does so only where the launcher itself is the parent.  A parent with another name may be a wrapper script, or a
-    program that is meant to leave this process behind; the end of such a parent says nothing about the launcher.
-    """
-    parent = os.getppid()
-    if is_launcher(parent):
-        end_with(parent)
-
-
-def is_launcher(pid: int | str) -> bool:
-    """Tell whether a process is a launcher or one of its helpers, by its name."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().startswith(LAUNCHERS)
-    except OSError:
-        return False
 
 
 def guard() -> None:

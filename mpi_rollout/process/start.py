@@ -30,6 +30,9 @@ PACKAGES = ("numpy", "gymnasium", "h5py", "tqdm")  # Not mpi4py: one rank runs w
 LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+# First letters of programs that start ranks on their host: of Open MPI, of MPICH and its relatives, of SLURM, of PALS.
+LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra", "slurmstepd", "palsd")
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _owner = 0  # The process that heeds signals.
 _leaving: "list[int]" = []
 
@@ -49,6 +52,43 @@ def _number(variables: "tuple[str, ...]") -> int:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
     return 0
+
+
+def end_with_launcher() -> None:
+    """Let the kernel kill this process when its launcher ends.  Call it before slow imports.
+
+    It does so only where the launcher itself is the parent.  A parent with another name may be a wrapper script, or a
+    program that is meant to leave this process behind; the end of such a parent says nothing about the launcher.
+
+    No Python thread can do that: none runs while an env is in C code that holds the interpreter's lock.
+    """
+    parent = os.getppid()
+    if is_launcher(parent):
+        end_with(parent)
+
+
+def end_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends.
+
+    Parameters
+    ----------
+    parent
+        The process that was the parent; if it has ended already, this process ends now.
+    """
+    from ctypes import CDLL
+
+    CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), SIGKILL)
+
+
+def is_launcher(pid: "int | str") -> bool:
+    """Tell whether a process is a launcher or one of its helpers, by its name."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().startswith(LAUNCHERS)
+    except OSError:
+        return False
 
 
 def leave(code: int, words: str, descriptor: int = 2) -> None:

@@ -9,18 +9,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec, WrapperSpec
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import Leaf, describe, describe_leaves
-from mpi_rollout.envs.env_maker import EnvMaker, make_slice, name_of
+from mpi_rollout.envs.env_maker import EnvMaker, make_slice
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import first_types
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
+from mpi_rollout.envs.specs import can_be_pickled, describe_spec
+from mpi_rollout.envs.time_limits import innermost
 from mpi_rollout.errors import Option, SameEnvError, UsageError
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.exchange import Exchange
@@ -140,27 +142,6 @@ class EnvFacts:
         return replace(self, spec=self.spec if can_be_pickled(self.spec) else None, metadata=metadata)
 
 
-def describe_spec(spec: EnvSpec | None) -> str:
-    """Return a spec as JSON for readers of a file, as `EnvSpec.to_json` has it; a class, for example, by its name."""
-    try:
-        values = {name: value for name, value in vars(spec).items() if name not in ("namespace", "name", "version")}
-        return json.dumps(values, skipkeys=True, default=_described)
-    except Exception:  # There is no spec, or an env has its own idea of it.
-        return ""
-
-
-def _described(value: object) -> object:
-    return vars(value) if isinstance(value, WrapperSpec) else name_of(value) if callable(value) else repr(value)
-
-
-def can_be_pickled(value: object) -> bool:
-    """Tell whether a value can be sent to other ranks."""
-    try:
-        return bool(pickle.dumps(value))
-    except Exception:
-        return False
-
-
 @dataclass(frozen=True)
 class RankEnvs:
     """One rank's envs, for each exchange that it steps envs for."""
@@ -218,8 +199,7 @@ def check_instances(slices: Iterable[tuple[range, VectorEnv]]) -> None:
     owners: dict[int, int] = {}
     for indices, envs in slices:
         for index, env in zip(indices, getattr(envs, "envs", ()), strict=False):
-            innermost = getattr(env, "unwrapped", env)
-            first = owners.setdefault(id(getattr(innermost, "dm_env", innermost)), index)
+            first = owners.setdefault(id(innermost(env)), index)
             if first != index:
                 what = "are the same object; what makes envs must return a new one each time"
                 raise SameEnvError(f"env {first} and env {index} {what}")

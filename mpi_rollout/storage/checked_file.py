@@ -14,7 +14,8 @@ from mpi_rollout.config import read_config
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.errors import ContentError, DataError, UsageError
-from mpi_rollout.storage.episodes import first_impossible, num_reset_rows_of
+from mpi_rollout.storage.episode_order import first_impossible
+from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.file_chunks import FileChunks
 from mpi_rollout.storage.schema import (
     COMMIT,

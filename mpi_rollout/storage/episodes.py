@@ -1,6 +1,6 @@
 """Episodes, computed from the columns of a run: array operations over whole blocks, for any number of envs."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -8,15 +8,16 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.columns import RESULTS, outcomes_of
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import seeds_of_episodes
+from mpi_rollout.storage.episode_order import first_of_group, position_in_group
 from mpi_rollout.storage.file_chunks import FileChunks
-from mpi_rollout.storage.schema import EPISODE, RESET
+from mpi_rollout.storage.schema import RESET, RETURN_OF, agents_in, episode_dtype
 
 if TYPE_CHECKING:
     from mpi_rollout.storage.recovery import SetSource
 
-ROWS_AT_A_TIME = 2**13
 WIDE = 512  # From so many envs on, a row at a time takes a tenth of the time of segments; with few, three times it.
 
 
@@ -28,6 +29,7 @@ class StoredResults:
     rewards: np.ndarray
     terminations: np.ndarray
     truncations: np.ndarray
+    agent_rewards: Sequence[np.ndarray] = ()
 
 
 class EpisodeTable:
@@ -44,17 +46,27 @@ class EpisodeTable:
         Of the run; None where the envs have no seed for each episode; -1 is stored then.
     first_env
         The index of env 0 in a larger run, from which seeds follow.
+    agents
+        Those of each env, whose returns are computed as well.
     num_reset_rows
         Rows between two episodes: 1, or 0 where envs begin the next episode in the step that ends one.  There is none
         where a trainer has reset the env, see `note_resets`.
     """
 
-    def __init__(self, num_envs: int, seed: int | None, num_reset_rows: int = 1, first_env: int = 0):
+    def __init__(
+        self,
+        num_envs: int,
+        seed: int | None,
+        num_reset_rows: int = 1,
+        first_env: int = 0,
+        agents: Sequence[str] = (),
+    ):
+        self._dtype, self._returned = episode_dtype(agents), ["return", *(RETURN_OF + agent for agent in agents)]
         self._run_seed, self._to_next, self._first_env = seed, 1 + num_reset_rows, first_env
         self._start = np.zeros(num_envs, np.int64)
-        self._return = np.zeros(num_envs)
+        self._returns = np.zeros((len(self._returned), num_envs))  # Of the running episodes: the whole, each agent's.
         self._count = np.zeros(num_envs, np.int64)
-        self._held = np.zeros(0, EPISODE)
+        self._held = np.zeros(0, self._dtype)
         self._faults: list[tuple[int, int]] = []
         self._reset_parts = [np.zeros(0, RESET)]
 
@@ -93,7 +105,7 @@ class EpisodeTable:
         env = np.array(sorted(lost), np.int64)
         rows = self._running(env, num_steps)
         rows["truncated"] = rows["faulted"] = True
-        self._start[env], self._return[env] = num_steps - 1 + self._to_next, 0.0
+        self._start[env], self._returns[:, env] = num_steps - 1 + self._to_next, 0.0
         self._count[env] += 1
         return rows
 
@@ -103,14 +115,15 @@ class EpisodeTable:
         if len(self._start) >= WIDE and not self._faults and not len(self._resets):
             self._add_by_rows(block, start, ends)
             return
-        returns, env, step, is_end = self._segments(ends, block.rewards[start:stop])
+        rewards = [own[start:stop] for own in (block.rewards, *block.agent_rewards)]
+        returns, env, step, is_end = self._segments(ends, rewards)
         env, row, is_first = env[is_end], step[is_end], first_of_group(env[is_end])
         end = block.start + start + row
         following = end + self._to_next  # Where the next episode of the env starts.
         is_reset = self._place_of_reset(env, end + 1) >= 0
         following[is_reset] = end[is_reset] + 1
         starts = np.where(is_first, self._start[env], np.append(0, following[:-1])[: len(end)])
-        rows = _ended(block, start + row, env, starts, returns[is_end])
+        rows = self._ended(block, start + row, env, starts, returns[:, is_end])
         rows["faulted"] = self._take_faults(env, end, block.start + stop)
         self._start[env] = following  # If an env has several episodes, the last one stays.
         is_episode = (rows["length"] > 0) | rows["faulted"]
@@ -124,17 +137,18 @@ class EpisodeTable:
     def _add_by_rows(self, block: Block | StoredResults, start: int, ends: np.ndarray) -> None:
         """Do the same row by row, where nobody knows of faults.  Sums are in step order here as well."""
         whole = np.zeros(0, np.int64)
-        parts = [(whole, np.zeros(0), whole, whole, whole)]
+        parts = [(whole, self._returns[:, :0], whole, whole, whole)]
         for row, env in enumerate(map(np.flatnonzero, ends), start):
-            self._return += block.rewards[row]
+            for own, rewards in zip(self._returns, (block.rewards, *block.agent_rewards), strict=True):
+                own += rewards[row]
             if len(env):
                 end, begun = block.start + row, self._start[env]
-                parts.append((env, self._return[env], begun, self._count[env], np.full(len(env), row)))
-                self._return[env], self._start[env] = 0.0, end + self._to_next
+                parts.append((env, self._returns[:, env], begun, self._count[env], np.full(len(env), row)))
+                self._returns[:, env], self._start[env] = 0.0, end + self._to_next
                 self._count[env] += begun <= end  # A row that reset the env belongs to no episode.
-        env, returns, starts, counts, row_of = (np.concatenate(column) for column in zip(*parts, strict=True))
+        env, returns, starts, counts, row_of = (np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
         is_episode = starts <= block.start + row_of
-        rows = _ended(block, row_of, env, starts, returns)[is_episode]
+        rows = self._ended(block, row_of, env, starts, returns)[is_episode]
         rows["seed"] = self._seed(rows["env_index"], rows["start"], counts[is_episode])
         self._held = np.concatenate([self._held, rows])
 
@@ -147,32 +161,34 @@ class EpisodeTable:
         self._faults = [fault for fault in self._faults if fault[1] >= stop]
         return np.isin(end * num_envs + env, faults)
 
-    def _segments(self, ends: np.ndarray, rewards: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _segments(self, ends: np.ndarray, rewards: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         """Cut the rows into segments, each of one episode, env after env.
 
         Returns
         -------
-        For each segment the sum of rewards, the env, the last row, and whether the episode ends there.
+        For each segment the sums of rewards, the env, the last row, and whether the episode ends there.
 
         Notes
         -----
         Sums are float64 in step order: `np.bincount` adds in order, where `sum` adds pairwise.  So a return does not
         depend on how a run is cut into blocks, and has the last digit of Gymnasium's RecordEpisodeStatistics.
         """
-        num_rows, num_envs = rewards.shape
+        num_rows, num_envs = ends.shape
         values = np.empty((num_envs, num_rows + 1))  # What the running episode has so far is first.
-        values[:, 0], values[:, 1:] = self._return, rewards.T
         is_last = np.zeros(values.shape, np.bool_)
         is_last[:, 1:] = ends.T
         is_end = is_last.copy()
         is_last[:, -1] = True
         last = np.flatnonzero(is_last)
         segment = np.repeat(np.arange(len(last)), np.diff(last, prepend=-1))
-        returns = np.bincount(segment, values.ravel(), len(last))
+        returns = np.empty((len(rewards), len(last)))
+        for sums, running, own in zip(returns, self._returns, rewards, strict=True):
+            values[:, 0], values[:, 1:] = running, own.T
+            sums[:] = np.bincount(segment, values.ravel(), len(last))
         env, step = np.divmod(last, num_rows + 1)
         is_end = is_end.ravel()[last]
-        self._return[:] = 0.0
-        self._return[env[~is_end]] = returns[~is_end]
+        self._returns[:] = 0.0
+        self._returns[:, env[~is_end]] = returns[:, ~is_end]
         return returns, env, step - 1, is_end
 
     def _seed(self, env: np.ndarray, start: np.ndarray, episode: np.ndarray) -> np.ndarray:
@@ -206,21 +222,25 @@ class EpisodeTable:
         return self._running(np.flatnonzero(self._start < num_steps), num_steps)
 
     def _running(self, env: np.ndarray, num_steps: int) -> np.ndarray:
-        rows, start = np.zeros(len(env), EPISODE), self._start[env]
-        rows["env_index"], rows["start"], rows["length"] = env, start, num_steps - start
-        rows["return"], rows["seed"] = self._return[env], self._seed(env, start, self._count[env])
+        start = self._start[env]
+        rows = self._rows(env, start, num_steps - start, self._returns[:, env])
+        rows["seed"] = self._seed(env, start, self._count[env])
         return rows
 
+    def _ended(
+        self, block: Block | StoredResults, row: np.ndarray, env: np.ndarray, start: np.ndarray, returns: np.ndarray
+    ) -> np.ndarray:
+        """Make the rows of episodes, by the rows of a block in which they end, their envs, first steps and returns."""
+        rows = self._rows(env, start, block.start + row - start + 1, returns)
+        rows["terminated"], rows["truncated"] = block.terminations[row, env], block.truncations[row, env]
+        return rows
 
-def _ended(
-    block: Block | StoredResults, row: np.ndarray, env: np.ndarray, start: np.ndarray, returns: np.ndarray
-) -> np.ndarray:
-    """Make the rows of episodes, by the rows of a block in which they end, their envs, first steps and returns."""
-    rows = np.zeros(len(env), EPISODE)
-    rows["env_index"], rows["start"], rows["length"] = env, start, block.start + row - start + 1
-    rows["return"] = returns
-    rows["terminated"], rows["truncated"] = block.terminations[row, env], block.truncations[row, env]
-    return rows
+    def _rows(self, env: np.ndarray, start: np.ndarray, length: np.ndarray, returns: np.ndarray) -> np.ndarray:
+        rows = np.zeros(len(env), self._dtype)
+        rows["env_index"], rows["start"], rows["length"] = env, start, length
+        for name, own in zip(self._returned, returns, strict=True):
+            rows[name] = own
+        return rows
 
 
 def make_table(
@@ -235,7 +255,8 @@ def make_table(
     """
     has_seeds = bool(attributes.get("has_episode_seeds", config.vectorization_mode == "sync"))
     seed = config.seed if has_seeds else None
-    table = EpisodeTable(config.num_envs, seed, num_reset_rows_of(attributes), config.first_env)
+    sizes = num_reset_rows_of(attributes), config.first_env
+    table = EpisodeTable(config.num_envs, seed, *sizes, agents_in(attributes))
     if faults is not None:
         table.note_faults(faults)
     if resets is not None:
@@ -249,46 +270,18 @@ def num_reset_rows_of(attributes: Mapping[str, object]) -> int:
 
 
 def stored_results(
-    stored: "FileChunks | SetSource", num_steps: int, nbytes: int = 2**22, first: int = 0
+    stored: "FileChunks | SetSource",
+    attributes: Mapping[str, object],
+    num_steps: int,
+    nbytes: int = 2**22,
+    first: int = 0,
 ) -> Iterator[StoredResults]:
     """Read rewards and ends of steps `first` to `num_steps` - 1, block by block; ContentError if they are damaged."""
-    rewards, *ends = (stored.chunks(f"trajectories/{name}") for name in ("rewards", "terminations", "truncations"))
-    row_nbytes = 8 * rewards.shape[1]
-    num_rows = -(-nbytes // (row_nbytes * rewards.rows)) * rewards.rows
+    names = [*outcomes_of(agents := agents_in(attributes))][: len(RESULTS) + len(agents)]
+    columns = [stored.chunks(f"trajectories/{name}") for name in names]
+    row_nbytes = 8 * columns[0].shape[1]
+    num_rows = -(-nbytes // (row_nbytes * columns[0].rows)) * columns[0].rows
     for start in range(first, num_steps, num_rows):
-        stop = min(start + num_rows, num_steps)
-        yield StoredResults(start, *(column.read(start, stop) for column in (rewards, *ends)))
-
-
-def first_impossible(rows: np.ndarray, num_steps: int, num_envs: int, to_next: int) -> int | None:
-    """Return the first row that cannot be an episode of so many steps: it goes beyond them, or into another one.
-
-    At least `to_next` rows are between two episodes of an env.
-    """
-    free = np.zeros(num_envs, np.int64)  # The row from which each env may have another episode.
-    for first in range(0, len(rows), ROWS_AT_A_TIME):
-        part = rows[first : first + ROWS_AT_A_TIME]
-        env, start, ends = part["env_index"], part["start"], part["start"] + part["length"]
-        fits = (env >= 0) & (env < num_envs) & (start >= 0) & (ends <= num_steps)
-        fits &= (part["length"] > 0) | ((part["length"] == 0) & part["faulted"])
-        fits &= part["terminated"] | part["truncated"] | (ends == num_steps)
-        if fits.all():
-            order = np.lexsort((start, env))
-            after = np.append(0, ends[order][:-1] + to_next)
-            after = np.where(first_of_group(env[order]), free[env[order]], after)
-            fits[order] = start[order] >= after
-            np.maximum.at(free, env, ends + to_next)
-        if not fits.all():
-            return first + int(fits.argmin())
-    return None
-
-
-def first_of_group(keys: np.ndarray) -> np.ndarray:
-    """Tell for each element of a sorted array whether it is the first of its value."""
-    return np.append(True, keys[1:] != keys[:-1])[: len(keys)]
-
-
-def position_in_group(is_first: np.ndarray) -> np.ndarray:
-    """Return for each element of a sorted array how many of its value are before it."""
-    positions = np.arange(len(is_first))
-    return positions - np.maximum.accumulate(np.where(is_first, positions, 0))
+        results = [column.read(start, min(start + num_rows, num_steps)) for column in columns]
+        rewards, terminations, truncations, *agent_rewards = results
+        yield StoredResults(start, rewards, terminations, truncations, agent_rewards)

@@ -9,6 +9,7 @@ from shlex import quote
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.columns import result_name
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.process.paths import located
@@ -23,6 +24,7 @@ from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make
 from mpi_rollout.storage.run_file import Prefix, RunFile
 from mpi_rollout.storage.same_run import check_extends, check_same_run, why_not_brought_back
 from mpi_rollout.storage.sandbox import in_sandbox
+from mpi_rollout.storage.schema import agents_in
 from mpi_rollout.storage.shard_files import shards_folder
 from mpi_rollout.storage.status import refuse_running, status_path
 from mpi_rollout.storage.stored_run import StoredRun
@@ -249,8 +251,9 @@ def read_past(stored: StoredRun) -> Past:
     # Also of envs that were lost with their rank, and begin again: all their rows since are ends.
     if num_steps and num_reset_rows:
         last, envs = slice(num_steps - 1, num_steps), slice(0, num_envs)
-        terminated, truncated = (stored.read(name, last, envs)[0] for name in ("terminations", "truncations"))
-        starts[terminated | truncated] = num_steps + 1
+        agents = agents_in(stored.attributes)
+        ends = [stored.read(result_name(name, agents), last, envs)[0] for name in ("terminations", "truncations")]
+        starts[ends[0] | ends[1]] = num_steps + 1
         stored.close()
     num_ended = np.bincount(ended["env_index"], minlength=num_envs)
     return Past(stored.config.seed, num_steps, num_ended, starts, stored.reproducibility, stored.config.first_env)

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 import h5py
 import numpy as np
 
-from mpi_rollout.core.columns import has_last_row
+from mpi_rollout.core.columns import has_last_row, result_name
 from mpi_rollout.errors import DataError, RolloutError, StorageError
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.storage.checked_file import CheckedFile, check_num_steps, checked
@@ -24,6 +24,7 @@ from mpi_rollout.storage.schema import (
     RANK,
     ROOMS,
     Schema,
+    agents_in,
     fault_row,
     leaf_datasets,
 )
@@ -180,8 +181,9 @@ def copy_prefix(
     is_last
         No steps follow.  Otherwise chunks that are not full are left so that writing can go on; see `chunks`.
     """
+    truncations = result_name("truncations", agents_in(source.root))
     for name in destination.columns:
-        _copy_column(source, destination, name, sorted(lost) if name == "truncations" else [], is_last)
+        _copy_column(source, destination, name, sorted(lost) if name == truncations else [], is_last)
     table = _copy_episodes(source, destination, lost)
     destination.tables["throughput/intervals"].append(source.table("throughput/intervals", INTERVAL))
     destination.commit(source.num_steps)
@@ -216,7 +218,7 @@ def _copy_episodes(source: CheckedFile | SetSource, destination: FileDatasets, l
     if resets is not None:
         destination.tables["resets"].append(resets)
     episodes = destination.tables["episodes"]
-    for results in stored_results(source.stored, num_steps):
+    for results in stored_results(source.stored, source.root, num_steps):
         source.tell(f"rewards and ends from step {results.start:,} on")
         table.add(results, 0, len(results.rewards))
         episodes.append(table.take(num_steps - 1))

@@ -222,6 +222,8 @@ class RunFile:
         if not ending.complete:
             return self.part
         check_index(self.part)
+        if "run" in self._schema.attributes:  # A shard gets its name with all others of its set.
+            return self.part
         give_name(self.part, self.path, self._replaces)
         return self.path
 

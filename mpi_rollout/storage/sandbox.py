@@ -25,7 +25,7 @@ from typing import IO, Any
 from mpi_rollout import errors
 from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError, as_flag
 from mpi_rollout.process.interrupts import STOP_SIGNALS, is_main_thread
-from mpi_rollout.process.launcher import end_with
+from mpi_rollout.process.start import end_with
 from mpi_rollout.storage.shard_files import size_of
 from mpi_rollout.text import first_line
 

@@ -22,7 +22,7 @@ from mpi_rollout.errors import ContentError
 from mpi_rollout.process.clock import PHASES
 from mpi_rollout.storage.filters import GZIP_LEVEL, compression_of, filter_options, pays, why_missing
 from mpi_rollout.storage.untrusted import parsed
-from mpi_rollout.storage.values import ValueChecks, described_leaves
+from mpi_rollout.storage.values import ValueChecks, described_agents, described_leaves
 
 FORMAT = "mpi_rollout"
 # Raise it when older versions would misread a file.  A new option needs no new version: a reader knows a file's options
@@ -47,6 +47,7 @@ EPISODE = np.dtype(
         ("faulted", "?"),
     ]
 )
+RETURN_OF = "return_"  # What stands before an agent's name.
 # An env that failed, did not reproduce its episode or was lost, and the step whose row says truncated for it.  Step -1
 # is the first reset, which was then taken again.
 FAULT = np.dtype([("env_index", "i8"), ("step", "i8"), ("message", "S256")])
@@ -142,6 +143,8 @@ def expected_rows(root: Mapping[str, object], config: RolloutConfig, version: in
             expected[f"trajectories/{name}"] = leaf.dtype, (config.num_envs, *leaf.shape)
     has = {"episodes": config.trajectories, "resets": is_recording(root)}
     expected |= {name: (dtype, ()) for name, (dtype, _) in TABLES.items() if has.get(name, True)}
+    if config.trajectories:
+        expected["episodes"] = episode_dtype(agents_in(root)), ()
     return expected | (dict(zip(LIST, ((CHUNK, ()), (COMMIT, ())), strict=True)) if has_list else {})
 
 
@@ -150,8 +153,19 @@ def expected_leaves(root: Mapping[str, object], version: int) -> dict[str, Leaf]
     spaces = parsed(root, "spaces", dict)
     names = ["observation", "action", *sorted({"extra", "info"} & spaces.keys())]
     described = {name: tuple(leaf for leaf, *_ in described_leaves(spaces.get(name))) for name in names}
-    stored = stored_leaves(described, is_recording(root), version)
+    stored = stored_leaves(described, is_recording(root), version, agents_in(root))
     return {name: leaf for group in stored.values() for name, leaf in group.items()}
+
+
+def agents_in(root: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the agents of the envs of a file, from its root group's attributes."""
+    return described_agents(parsed(root, "spaces", dict).get("observation"))
+
+
+def episode_dtype(agents: Sequence[str]) -> np.dtype:
+    """Return the type of a row of /episodes: with agents it has the return of each, too."""
+    fields = [(name, EPISODE[name]) for name in EPISODE.names or ()]
+    return np.dtype([*fields, *((RETURN_OF + agent, np.float64) for agent in agents)]) if agents else EPISODE
 
 
 def check_datasets(datasets: Mapping[str, h5py.Dataset], expected: Contents, compression: str) -> None:

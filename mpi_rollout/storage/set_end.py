@@ -8,17 +8,19 @@ import numpy as np
 
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.chunks import FileDatasets
-from mpi_rollout.storage.ownership import give_name, make_locked, removed
+from mpi_rollout.storage.ownership import give_name, identity, make_locked, removed
 from mpi_rollout.storage.run_file import Ending
 from mpi_rollout.storage.schema import LATER_ATTRIBUTES, LIMIT, Schema, padded, rank_rows
 from mpi_rollout.storage.set_check import check_set, episodes_of, lay_out, wrong_values_of
+from mpi_rollout.storage.shard_files import shard_path
 from mpi_rollout.storage.stored_run import StoredRun
 
 
 def complete_manifest(path: str, ending: Ending, intervals: np.ndarray, replaces: tuple[int, int] | None = None) -> str:
     """Make the complete manifest `path` of a set, in place of its `.part`, whose lock this process holds; return it.
 
-    All shards must be complete and have their names.
+    All shards must be complete; they get their names here.  Until then a complete set that is extended keeps its files.
+    After a kill in between, the names from before are refused, the `.part` is whole, and this can be done once more.
 
     Parameters
     ----------
@@ -41,6 +43,9 @@ def complete_manifest(path: str, ending: Ending, intervals: np.ndarray, replaces
             with closing(FileDatasets(schema.create(new, swmr_mode=False, is_locked=True))) as datasets:
                 _fill(datasets, path, stored, ending, intervals)
             check_set(lambda doing: None, new)
+            for shard in (shard_path(path, envs) for _, envs in stored.parts):
+                if os.path.lexists(f"{shard}.part"):
+                    give_name(f"{shard}.part", shard, identity(shard))
             os.replace(new, part)
             give_name(part, path, replaces)
         lock.release()

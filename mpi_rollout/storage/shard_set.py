@@ -28,6 +28,7 @@ from mpi_rollout.storage.same_run import check_same_run
 from mpi_rollout.storage.shard_files import shard_path, shards_folder
 from mpi_rollout.storage.stored_run import StoredParts, StoredRun
 from mpi_rollout.storage.team_files import Shard, TeamFiles
+from mpi_rollout.storage.untrusted import attributes_of, open_unmarked
 
 
 @dataclass
@@ -128,13 +129,11 @@ class ClaimedShards:
     ----------
     past
         Where the team's envs stood when all of its shards had as many steps.
-    is_complete
-        No shard has anything left to be collected.
     """
 
     def __init__(self, config: RolloutConfig, team: Team, run: str):
         self._team, self._run, self._config = team, run, part_of_run(config, team.envs)
-        self._outputs: list[ClaimedOutput | None] = []  # None where the shard is complete.
+        self._outputs: list[ClaimedOutput | None] = []  # None where the shard is complete and has its name.
         self._configs = [shard_config(config, envs) for envs in team.shards]
         self.warning = self.dropped = ""
         try:
@@ -143,7 +142,6 @@ class ClaimedShards:
         except BaseException:
             self.release()
             raise
-        self.is_complete = not any(self._outputs)
         self.source = f"{len(team.shards)} shards" if len(team.shards) > 1 else self._sources[0]
         self._num_steps = [
             config.num_steps if output is None else 0 if output.past is None else output.past.num_steps
@@ -198,7 +196,7 @@ class ClaimedShards:
                     "mpi_rollout recover"
                 )
             its = {**attributes, "config": own.to_json(), "num_envs": own.num_envs, "run": self._run}
-            if output is not None:
+            if output is not None and not _has_all(own, output):
                 file = output.new_file(own, its, num_rows, own_lost, check_stop)
                 shards.append(Shard(places, file, own_steps))
         if len(self._configs) == len(shards) == 1:
@@ -215,6 +213,15 @@ def shard_config(config: RolloutConfig, envs: range) -> RolloutConfig:
     """Return the configuration of one shard of a run: that of the run that collects these envs alone."""
     own = part_of_run(config, envs)
     return replace(own, out=shard_path(config.out, envs), storage="single", shards_per_node=1, overwrite=False)
+
+
+def _has_all(config: RolloutConfig, output: ClaimedOutput) -> bool:
+    """Tell whether a shard was closed with all its steps, and waits for the others to get its name."""
+    if not output.checks:  # There is none, its writer was killed, or it is extended.
+        return False
+    with open_unmarked(output.source) as file:
+        stored = identity_of(attributes_of(file))
+    return bool(stored["complete"]) and not check_same_run(config, stored, output.source)
 
 
 def _claim(config: RolloutConfig, run: str) -> ClaimedOutput | None:

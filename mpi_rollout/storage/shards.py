@@ -17,8 +17,8 @@ def open_shard(manifest: Manifest, number: int, place: Place, is_rescue: bool = 
     DataError if it is missing, damaged or another file.  In a rescue it may be another one of its run than the set was
     completed with.
     """
-    path, is_part = shard_path(place.path, manifest.ranges[number]), place.path.endswith(".part")
-    # Of a shard that is extended, both are there, and the one that is written has more.
+    path, is_part = shard_path(place.path, manifest.ranges[number]), place.path.endswith((".part", ".part.new"))
+    # Of a set that is extended, both are there, and the one that is written has more.
     where = Place(f"{path}.part" if is_part else path, place.folder)
     if not os.path.lexists(where.locate()):
         again = ", or the command of its run makes it again" if is_part else ""

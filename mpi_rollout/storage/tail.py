@@ -12,7 +12,7 @@ from shlex import quote
 
 import numpy as np
 
-from mpi_rollout.config import RolloutConfig
+from mpi_rollout.config import DATA_OPTIONS, RolloutConfig
 from mpi_rollout.errors import DataError, NotContinuedError
 from mpi_rollout.storage.checked_file import CheckedFile
 from mpi_rollout.storage.episodes import EpisodeTable, StoredResults, make_table, stored_results
@@ -21,7 +21,9 @@ from mpi_rollout.storage.schema import CHUNK, FORMAT_VERSION, LIST, Schema
 from mpi_rollout.storage.torn import is_marked
 from mpi_rollout.storage.values import ValueChecks
 
-MAY_DIFFER = {"hosts", "started"}  # Attributes of the root group that are of the start which made the file.
+# Attributes of the root group that are of the start which made the file.  Of its configuration these options matter.
+MAY_DIFFER = {"config", "hosts", "started"}
+MUST_NOT_DIFFER = *DATA_OPTIONS, "compression"
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,9 @@ def why_copied(source: CheckedFile, schema: Schema, num_steps: int) -> str:
     for name, value in schema.attributes.items():
         if name not in MAY_DIFFER and str(source.root.get(name)) != str(value):
             return f"its attribute {name} is another one"
+    for name in MUST_NOT_DIFFER:
+        if getattr(source.config, name) != getattr(schema.config, name):
+            return f"its {name} is another one"
     if source.is_sealed or num_steps != source.num_committed or is_marked(source.path):
         return "its writer was killed, or it is complete, or goes on behind these steps"
     expected = source.counting_rows()
@@ -105,10 +110,11 @@ def running_table(
     """
     table = make_table(config, attributes, resets=resets)
     begin = np.zeros(config.num_envs, np.int64) if resets is not None else table.skip(rows)
-    for results in stored_results(stored, num_steps, first=int(begin.min())):
+    for results in stored_results(stored, attributes, num_steps, first=int(begin.min())):
         is_new = results.start + np.arange(len(results.rewards))[:, None] >= begin
         ends = results.terminations & is_new, results.truncations & is_new
-        table.add(StoredResults(results.start, np.where(is_new, results.rewards, 0.0), *ends), 0, len(is_new))
+        rewards, *of_agents = (np.where(is_new, own, 0.0) for own in (results.rewards, *results.agent_rewards))
+        table.add(StoredResults(results.start, rewards, *ends, of_agents), 0, len(is_new))
     table.take(num_steps)  # Those of resets, which are in the file.
     return table
 

@@ -110,5 +110,5 @@ def part_of(block: Block, envs: range) -> Block:
     """Return the part of a block that some envs have, as views."""
     part, places = copy.copy(block), slice(envs.start, envs.stop)
     part.named = {name: array[:, places] for name, array in block.named.items()}
-    part.rewards, part.terminations, part.truncations = (array[:, places] for array in block.results)
+    part.take_outcomes([array[:, places] for array in block.outcomes])
     return part

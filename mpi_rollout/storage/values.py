@@ -15,8 +15,8 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.column_types import is_name, mask_name
-from mpi_rollout.core.columns import RESULTS, noun
-from mpi_rollout.core.spaces import Bounds, Leaf, Space, first_of, leaves
+from mpi_rollout.core.columns import RESULTS, noun, outcomes_of
+from mpi_rollout.core.spaces import AgentsSpace, Bounds, Leaf, Space, first_of, leaves
 from mpi_rollout.errors import ContentError, Option, UsageError, spelled
 from mpi_rollout.process.console import say
 
@@ -112,7 +112,10 @@ class ValueChecks:
             for leaf, *ends in described
         ]
         infinite = np.array(-np.inf), np.array(np.inf)
-        checks.append(ValueCheck(reward.path, noun(reward), Bounds(reward.dtype, *infinite), first_env))
+        rewards = [
+            name for name, leaf in outcomes_of(described_agents(spaces.get("observation"))).items() if leaf is reward
+        ]
+        checks += [ValueCheck(name, noun(reward), Bounds(reward.dtype, *infinite), first_env) for name in rewards]
         checks += [
             ValueCheck(f"infos/{leaf.path}", f"info {leaf.path!r}", Bounds(leaf.dtype, *infinite), first_env)
             for leaf in infos
@@ -216,6 +219,14 @@ def _leaves(description: Any, keys: tuple[str | int, ...]) -> Iterator[tuple[Lea
         yield from _leaves(child, (*keys, key))
 
 
+def described_agents(description: object) -> tuple[str, ...]:
+    """Return the agents of an env from what `spaces.describe` says of its observations; ContentError if damaged."""
+    agents = description.get("agents", []) if isinstance(description, dict) else []
+    if agents and (not isinstance(description, dict) or agents != [*description.get("subspaces", ())]):
+        raise ContentError(f"its attribute spaces names no agents: {agents!r:.80}")
+    return tuple(agents)
+
+
 def space_of(description: object) -> Space:
     """Make the Gymnasium space that a file describes; nothing is unpickled.  ContentError if it describes none."""
     described_leaves(description)
@@ -228,7 +239,8 @@ def space_of(description: object) -> Space:
 def _space_of(description: Any) -> Space:
     parts = description.get("subspaces")
     if isinstance(parts, dict):
-        return spaces.Dict({key: _space_of(part) for key, part in parts.items()})
+        kind = AgentsSpace if description.get("agents") else spaces.Dict
+        return kind({key: _space_of(part) for key, part in parts.items()})
     if parts is not None:
         return spaces.Tuple(tuple(map(_space_of, parts)))
     dtype, shape = np.dtype(description["dtype"]), tuple(description["shape"])

@@ -12,7 +12,7 @@ from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.episodes import make_table, stored_results
 from mpi_rollout.storage.manifest import is_set, read_manifest
-from mpi_rollout.storage.schema import EPISODE, RESET, is_recording
+from mpi_rollout.storage.schema import RESET, is_recording
 from mpi_rollout.storage.set_check import check_set
 from mpi_rollout.storage.shards import open_shard
 from mpi_rollout.storage.stored_file import Place
@@ -156,7 +156,7 @@ def _check_episodes(file: CheckedFile) -> int:
     table = make_table(file.config, file.root, file.faults(), resets)
     rows, cuts = file.committed_episodes(), np.zeros(0, RESET) if resets is None else resets[resets["cut"]]
     num_expected, problem = 0, ""
-    for results in stored_results(file.stored, file.num_steps):
+    for results in stored_results(file.stored, file.root, file.num_steps):
         file.tell(f"rewards and ends from step {results.start:,} on")
         table.add(results, 0, len(results.rewards))
         ended = table.take(file.num_steps)
@@ -189,7 +189,7 @@ def _are_made(cuts: np.ndarray, ended: np.ndarray, num_envs: int) -> np.ndarray:
 def _difference(rows: np.ndarray, expected: np.ndarray, first: int) -> str:
     """Say what differs between the rows of /episodes from `first` on, as far as there are any, and what follows."""
     rows = rows[first : first + len(expected)]
-    for name in EPISODE.names or ():
+    for name in expected.dtype.names or ():
         got, follows = rows[name], expected[name][: len(rows)]
         differ = np.flatnonzero((got != follows) & ((got == got) | (follows == follows)))  # A return may be NaN.
         if len(differ):

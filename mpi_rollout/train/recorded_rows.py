@@ -68,9 +68,9 @@ class RecordedRows:
         (before, row), (after, next_row) = self.at(step), self.at(step + 1)
         before.truncations[row, envs[is_running]] = True
         if self._has_finals_behind:
-            self._kept.append((step, envs, [array[next_row, envs] for array in after.state_arrays]))
+            self._kept.append((step, envs, [array[next_row, envs] for array in after.shown_arrays]))
         else:  # The other envs have their last observation already.
-            for final, states in zip(before.final_arrays, after.state_arrays, strict=True):
+            for final, states in zip(before.final_arrays, after.shown_arrays, strict=True):
                 final[row, envs[is_running]] = states[next_row, envs[is_running]]
 
     def hand_in(self, num_final: int, commits: bool = False) -> None:
@@ -93,12 +93,12 @@ class RecordedRows:
         self.num_ends, self.num_last = self.num_ends + len(rows), int(np.count_nonzero(rows == stop - 1))
         if not (self._has_finals_behind and len(rows)):
             return
-        for final, states in zip(block.final_arrays, block.state_arrays, strict=True):
+        for final, states in zip(block.final_arrays, block.shown_arrays, strict=True):
             final[rows, envs] = states[np.minimum(rows + 1, block.num_rows - 1), envs]
         if stop == block.num_rows and self.num_last:
             after, next_row = self.at(block.start + stop)
             last = envs[rows == stop - 1]
-            for final, states in zip(block.final_arrays, after.state_arrays, strict=True):
+            for final, states in zip(block.final_arrays, after.shown_arrays, strict=True):
                 final[-1, last] = states[next_row, last]
         self._put_kept(block, stop)
 

@@ -21,7 +21,7 @@ from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.drive.driver import Driver
-from mpi_rollout.envs.env_maker import name_of
+from mpi_rollout.envs.wrapping import name_of
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.infos import Infos, info_leaves
 from mpi_rollout.options import SharedOptions

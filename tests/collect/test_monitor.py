@@ -6,6 +6,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
+from mpi_rollout.collect.leaders import Leaders, Outcome
 from mpi_rollout.collect.monitor import LostRank, LostRanks, Monitor, RunState
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
@@ -55,6 +56,45 @@ def test_the_rates_in_the_file_are_those_between_looks(monitor: Monitor, driver:
         look(monitor, driver, now_s, env_steps)
     intervals = [call.args for call in state.writer.add_interval.call_args_list]
     assert intervals == [(0.5, 700, 1400.0), (1.0, 710, 20.0), (1.5, 900, 380.0), (2.0, 910, 20.0)]
+
+
+class Others:
+    """A communicator of three leaders: what two others tell the first one."""
+
+    rank, size = 0, 3
+
+    def __init__(self):
+        self.told: dict[int, list[float]] = {}
+
+    def Irecv(self, room: np.ndarray, rank: int, _tag: int) -> "Others":  # noqa: N802
+        self.room = {**getattr(self, "room", {}), rank: room}
+        return self
+
+    def Testsome(self, _requests: list["Others"]) -> list[int]:  # noqa: N802
+        ranks = sorted(self.told)
+        for rank in ranks:
+            self.room[rank][:] = self.told.pop(rank)
+        return [rank - 1 for rank in ranks]
+
+    def recv(self, source: int, tag: int) -> Outcome:
+        return Outcome(0, 30)
+
+
+def test_what_is_shown_of_shards_is_of_all_once_all_have_told_it(monitor: Monitor, driver: SimpleNamespace):
+    others = Others()
+    monitor._leaders = leaders = Leaders(others)
+    look(monitor, driver, 100.0, 0)
+    others.told = {1: [2, 2, 50, np.nan, 0, 0], 2: [9, 9, 80, 10, 0, 0]}
+    look(monitor, driver, 101.5, 150)
+    assert leaders.intervals == [] and not monitor.progress.tell.called
+    others.told = {1: [4, 3, 60, 20, 0, 0]}
+    look(monitor, driver, 102.0, 200)
+    assert leaders.intervals == [(2.0, 200 + 60 + 80, 100.0 + 20.0 + 10.0)]
+    [done] = monitor.progress.tell.call_args.args
+    assert (done.steps, done.env_steps, done.env_steps_per_s) == ("1 to 9", 340, 130.0)
+    others.told = {2: [0, 0, 0, 0, 0, 1]}  # Its end.
+    look(monitor, driver, 102.5, 250)
+    assert leaders.intervals[1:] == [(2.5, 250 + 60 + 80, 100.0 + 20.0)] and leaders.steps == (1, 30)
 
 
 def test_a_pause_is_in_no_interval(monitor: Monitor, driver: SimpleNamespace, state: RunState):

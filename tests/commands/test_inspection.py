@@ -84,6 +84,7 @@ def test_a_run_that_failed_is_told_as_not_complete(told: list[Result], part: Pat
         num_steps = int(file["trajectories"].attrs["num_steps"])
     assert (found["complete"], found["finished"], found["num_steps"]) == (False, "", num_steps)
     assert num_steps >= 22
+    assert found["episodes"]["under_way"] is None and "), others may be under way; in Python" in told[2].out
 
 
 def test_where_the_time_of_ranks_went_is_told(told: list[Result]):

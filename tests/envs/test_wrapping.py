@@ -14,7 +14,8 @@ from jobs import Collected, Job, Start, assert_same_bytes, collected_in_ways, da
 from wrapping import Raised, doubled, forgetful, raising
 
 import mpi_rollout
-from mpi_rollout.envs.env_maker import EnvMaker, named_wrappers
+from mpi_rollout.envs.env_maker import EnvMaker
+from mpi_rollout.envs.wrapping import named_wrappers
 from mpi_rollout.errors import EnvError, UsageError
 
 pytestmark = pytest.mark.any_mpi

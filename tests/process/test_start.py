@@ -9,7 +9,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
-from jobs import CLONE, HELPERS, Job, Running, are_gone, launcher, run_job
+from jobs import CLONE, HELPERS, Job, Running, are_gone, launcher, processes_in, run_job
 from stopped_runs import is_code
 
 from mpi_rollout.errors import Interrupted, LaunchError
@@ -45,6 +45,15 @@ def test_a_signal_amid_the_imports_ends_the_program_with_one_line(job: Job, name
     os.kill(run.pid, getattr(signal, name))
     result = run.finish(20)
     assert (result.code, result.messages, result.num_tracebacks) == (75, [words_of(name)], 0), result.err
+
+
+@pytest.mark.mpi(1, 2)
+def test_no_rank_outlives_a_launcher_that_is_killed_amid_the_imports(job: Job, num_ranks: int):
+    run = job.start(num_ranks, *RUN, **slow_package(job))
+    run.wait_until(lambda: len([*job.folder.glob("imports-*")]) == num_ranks)
+    os.kill(run.pid, signal.SIGKILL)
+    assert are_gone(job.folder), processes_in(job.folder)
+    run.finish()
 
 
 @pytest.mark.mpi(3)

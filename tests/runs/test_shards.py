@@ -1,7 +1,9 @@
 """--storage sharded: a set of files with the bytes of a single one, whoever writes it, and whatever ends a start."""
 
 import os
+import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -11,6 +13,7 @@ from stopped_runs import HOST
 from written_data import damage
 
 from mpi_rollout.storage.status import read_status
+from mpi_rollout.storage.untrusted import open_unmarked
 
 pytestmark = pytest.mark.any_mpi
 
@@ -54,9 +57,9 @@ def test_a_set_has_the_bytes_of_a_single_file(collected: Collected, num_ranks: i
 def test_each_rank_reports_its_time(job: Job, num_ranks: int):
     file = job.collect(num_ranks, *SHORT, *SIZE, *SHARDED, MPI_ROLLOUT_NODES="3")
     with h5py.File(file) as stored:
-        ranks = stored["throughput/ranks"][:]
+        ranks, rates = stored["throughput/ranks"][:], stored["throughput/intervals"]["env_steps_per_s"]
     assert ranks["rank"].tolist() == list(range(num_ranks))
-    assert ranks["num_envs"].sum() == 13 and (ranks["step"] > 0).all()
+    assert ranks["num_envs"].sum() == 13 and (ranks["step"] > 0).all() and (rates > 0).all()
 
 
 RUN = ("--env-factory", "stopping_envs:Counting", "--num-envs", "12", "--num-steps", "90", "--out", "run.h5")
@@ -72,7 +75,7 @@ def shards_in(job: Job) -> list[str]:
 def test_a_run_that_stops_in_many_ways_goes_on_with_other_ranks_and_nodes(job: Job, num_ranks: int):
     whole = job.collect(None, *MADE, out="whole.h5")
     failed = job(num_ranks, *MADE, *SHARDED, MPI_ROLLOUT_NODES="3", STOP_AT="raise:40")
-    assert failed.code == 70 and "; the 13 steps before are in" in failed.err, failed.err
+    assert failed.code == 70 and "; all shards have 13 steps, in " in failed.err, failed.err
     assert "run.h5.part; " not in failed.err and read_status(str(job.folder / "run.h5"))["num_steps"] == 13
     assert job(2, *MADE, *SHARDED, STOP_AT="kill:20", STOP_PAUSE="0.1").code != 0
     assert job(None, *MADE, *SHARDED, STOP_AT="usr1:5").code == 75
@@ -112,6 +115,31 @@ def test_what_all_shards_have_committed_outlives_a_sigkill(job: Job, num_ranks: 
     assert_same_bytes(datasets(job.folder / "run.h5"), datasets(whole))
 
 
+def has_all_steps(shard: Path) -> bool:
+    with suppress(OSError), open_unmarked(str(shard)) as file:
+        return bool(file.attrs["finished"].strip())
+    return False
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.full_start
+def test_a_set_that_is_extended_stays_what_it_was_until_all_shards_have_their_steps(job: Job, num_ranks: int):
+    more = (*SHARDED, "--num-steps", "400")
+    run = job.collect(num_ranks, *LONG, *SHARDED, "--num-steps", "50", MPI_ROLLOUT_NODES="2")
+    before, shards = datasets(run), job.folder / "run.h5.shards"
+    longer = job.start(num_ranks, *LONG, *more, **PACE)
+    longer.wait_until((shards / "envs-6-11.h5.part").exists)
+    os.kill(slow := longer.pid_of(1), signal.SIGSTOP)
+    longer.wait_until(lambda: has_all_steps(shards / "envs-0-5.h5.part"))
+    os.kill(slow, signal.SIGKILL)
+    assert longer.finish().code != 0
+    assert_same_bytes(datasets(run), before)
+    assert Job(job.folder)(None, "verify", "run.h5").code == 0 == Job(job.folder)(None, "verify", "run.h5.part").code
+    result = job(num_ranks, *LONG, *more)
+    assert result.code == 0, result.err
+    assert_same_bytes(datasets(run), datasets(job.collect(None, *LONG, "--num-steps", "400", out="whole.h5")))
+
+
 @pytest.mark.mpi(3)
 @pytest.mark.full_start
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -121,8 +149,9 @@ def test_a_signal_to_any_rank_stops_all_teams(job: Job, num_ranks: int, number: 
     os.kill(run.pid_of(2), number)
     result = run.finish()
     assert result.code == 75 or "SIGTERM" in result.err
-    assert f"mpi_rollout: rank 2 ({HOST}), step " in result.err and "the same command continues" in result.err
-    assert read_status(str(job.folder / "run.h5"))["state"] == "interrupted"
+    stopped = rf"mpi_rollout: rank 2 \({HOST}\): stopped by \w+; all shards have ([\d,]+) steps, in .*; the same "
+    found, status = re.search(stopped, result.err), read_status(str(job.folder / "run.h5"))
+    assert found and status["state"] == "interrupted" and int(found[1].replace(",", "")) == status["num_steps"]
 
 
 @pytest.mark.mpi(2)

@@ -1,21 +1,23 @@
 """The manifest of a set: what is written when it is begun and complete, and what is found wrong with it."""
 
+from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 
 import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
-from shard_sets import RANGES, RUN, attributes_of, intervals_of, written_set
-from written_data import IMAGES, NUM_STEPS, SMALL, ending, quiet
+from shard_sets import RANGES, RUN, ShardFeed, attributes_of, intervals_of, write, written_set
+from written_data import IMAGES, NUM_STEPS, SMALL, Feed, ending, quiet
 
 import mpi_rollout
 from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.storage.manifest import begin_manifest, is_set, read_manifest
+from mpi_rollout.storage.ownership import give_name, identity
 from mpi_rollout.storage.recovery import merged_intervals, recover
 from mpi_rollout.storage.schema import INTERVAL, leaf_datasets
 from mpi_rollout.storage.set_end import complete_manifest
+from mpi_rollout.storage.shard_files import shard_path
 from mpi_rollout.storage.verification import verify
 
 
@@ -57,16 +59,26 @@ def test_a_percent_sign_in_the_name_of_a_set_means_itself(tmp_path: Path):
             assert file["trajectories"][column][...].tobytes() == expected[...].tobytes()
 
 
-@pytest.mark.parametrize("step", ["check_set", "os", "give_name"])
-def test_a_set_that_was_killed_at_its_end_is_ended_again(tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch):
-    class Killed(BaseException):
-        pass
+class Killed(BaseException):
+    pass
 
-    def kill(*_: object) -> None:
-        raise Killed
 
-    with monkeypatch.context() as patch:  # Of all of `os`, that module has `replace` alone.
-        patch.setattr(f"mpi_rollout.storage.set_end.{step}", SimpleNamespace(replace=kill) if step == "os" else kill)
+def kill_at_name(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Die before the end of a set gives a file its name for the time `number`, counted from 0."""
+    numbers = count()
+
+    def give_or_die(*names: object) -> None:
+        if next(numbers) == number:
+            raise Killed
+        give_name(*names)
+
+    monkeypatch.setattr("mpi_rollout.storage.set_end.give_name", give_or_die)
+
+
+@pytest.mark.parametrize("number", range(len(RANGES) + 1))
+def test_a_set_that_was_killed_at_its_end_is_ended_again(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        kill_at_name(number, patch)
         with pytest.raises(Killed):
             written_set(tmp_path, "complete")
     path = tmp_path / "set" / "big.h5"
@@ -78,6 +90,34 @@ def test_a_set_that_was_killed_at_its_end_is_ended_again(tmp_path: Path, step: s
         "big.h5",
         "big.h5.shards",
     ]
+
+
+@pytest.mark.parametrize("number", range(len(RANGES) + 1))
+def test_a_set_that_is_extended_is_the_old_one_or_names_the_new_one(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+):
+    path, _ = written_set(tmp_path, "complete")
+    with mpi_rollout.open(path) as data:
+        before = data.rewards[...]
+    begin_manifest(str(path), attributes_of(tmp_path / "single.h5"), RUN, RANGES, identity(str(path))).release()
+    for envs in RANGES:
+        write(ShardFeed(Feed(SMALL, RANGES[-1].stop), envs), tmp_path / "longer.h5", NUM_STEPS + 4, "complete")
+        (tmp_path / "longer.h5.part").rename(f"{shard_path(str(path), envs)}.part")
+    with mpi_rollout.open(path) as data:
+        assert np.array_equal(data.rewards[...], before)
+    end = str(path), ending(NUM_STEPS + 4), np.zeros(0, INTERVAL), identity(str(path))
+    with monkeypatch.context() as patch:
+        kill_at_name(number, patch)
+        with pytest.raises(Killed):
+            complete_manifest(*end)
+    if number:
+        with pytest.raises(DataError, match=r"the run is being extended: read .*big\.h5\.part"):
+            mpi_rollout.open(path)
+    else:
+        verify(quiet, str(path))
+    assert verify(quiet, f"{path}.part")["num_steps"] == NUM_STEPS + 4
+    complete_manifest(*end)
+    assert verify(quiet, str(path))["num_steps"] == NUM_STEPS + 4 and not Path(f"{path}.part").exists()
 
 
 def test_a_set_with_a_shard_that_is_not_complete_does_not_end(tmp_path: Path):

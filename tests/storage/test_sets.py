@@ -45,6 +45,7 @@ def replace(path: Path, num_steps: int) -> None:
     shard = shards_of(path)[1]
     shard.unlink()
     write(ShardFeed(Feed(SMALL, RANGES[-1].stop), RANGES[1]), shard, num_steps, "complete")
+    Path(f"{shard}.part").rename(shard)
 
 
 def swap(path: Path) -> None:

@@ -71,6 +71,20 @@ def test_old_rows_are_not_read_when_a_run_goes_on(tmp_path: Path):
         verify(quiet, part)
 
 
+@pytest.mark.usefixtures("never_copied")
+def test_options_that_do_not_decide_on_the_data_are_no_reason_to_copy(tmp_path: Path):
+    start(Feed(max_walltime="01:00"), tmp_path / "run.h5", 0, 13)
+    file = start(Feed(max_walltime="02:00", progress="none"), tmp_path / "run.h5", 13, NUM_STEPS, complete=True)
+    assert verify(quiet, file)["complete"]
+
+
+def test_a_file_of_another_compression_is_copied(tmp_path: Path):
+    part = start(Feed(), tmp_path / "run.h5", 0, 13)
+    inode = os.stat(part).st_ino
+    file = start(Feed(compression="gzip"), tmp_path / "run.h5", 13, NUM_STEPS, complete=True)
+    assert os.stat(file).st_ino != inode and verify(quiet, file)["num_steps"] == NUM_STEPS
+
+
 def test_a_file_that_was_not_closed_is_copied(tmp_path: Path):
     part = start(Feed(), tmp_path / "run.h5", 0, 21)
     assert not is_marked(part)

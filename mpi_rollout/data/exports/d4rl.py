@@ -68,7 +68,7 @@ def check_same_columns(files: Sequence[RunData]) -> None:
 
 
 def _kinds(file: RunData) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-    groups = {"infos": file.infos, "extras": file.extras, "further": file.further}
+    groups = {"infos": file.infos, "extras": file.extras}
     columns = (column for name, tree in groups.items() for column in named_arrays(name, tree))
     return {name: (column.dtype, column.shape[2:]) for name, column in columns}
 
@@ -130,5 +130,4 @@ def columns_of(episode: Episode) -> Arrays:
         extras["infos/action_log_probs"] = extras.pop(f"infos/{LOG_PROB}")
     for name in infos.keys() & extras.keys():  # The env and the policy give something of one name.
         extras[name.replace("infos", f"infos/{extras_name(episode.infos)}", 1)] = extras.pop(name)
-    columns |= {f"infos/{name}": array for name, array in episode.further.items()}
     return columns | extras | {name: array[: episode.length] for name, array in infos.items()}

@@ -87,9 +87,9 @@ def columns_of(episode: Episode) -> dict[str, Tree]:
 
 
 def infos_of(episode: Episode) -> dict[str, Tree]:
-    """Return infos, further columns, and what the policy gave besides actions as `extras`, all of length + 1."""
+    """Return infos, and what the policy gave besides actions as `extras`, all of length + 1."""
     extras = episode.extras
-    named = {**episode.further, **episode.infos, **({extras_name(episode.infos): extras} if extras else {})}
+    named = {**episode.infos, **({extras_name(episode.infos): extras} if extras else {})}
     return {name: map_tree(partial(_longer, num_rows=episode.length + 1), tree) for name, tree in named.items()}
 
 

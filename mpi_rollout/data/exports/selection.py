@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.data.episodes import Episode
-from mpi_rollout.data.opening import SEVERAL, SeveralRuns
-from mpi_rollout.errors import DataError, StorageError
+from mpi_rollout.data.opening import SeveralRuns
+from mpi_rollout.errors import DataError, StorageError, UsageError
 from mpi_rollout.process.host import ANYWAY, format_bytes, is_any_size
 from mpi_rollout.storage.sandbox import MEMORY_PER_BYTE, allow_memory
 from mpi_rollout.storage.shard_files import size_of
@@ -21,14 +21,16 @@ from mpi_rollout.storage.untrusted import Tell
 
 RUNNING_NBYTES = 2**28  # The size of the episodes that are in memory at a time.
 COPIES = 3  # Copies of the episodes while they are put together and written.
-EXPORTED = np.dtype([*SEVERAL.descr, ("number", "i8"), ("group", "i8")])
 Options = Mapping[str, Any]  # The options of the command line.
 
 
 def open_files(paths: Sequence[str]) -> SeveralRuns:
     """Open files as one data set; this process may then have memory for all of them."""
     allow_memory(MEMORY_PER_BYTE * sum(map(size_of, paths)))
-    return SeveralRuns(paths)
+    data = SeveralRuns(paths)
+    if agents := data.files[0].agents:
+        raise UsageError(f"{paths[0]} has several agents ({', '.join(agents)}), and the format knows of one")
+    return data
 
 
 def row_nbytes(data: SeveralRuns) -> int:
@@ -46,8 +48,8 @@ def exported_rows(data: SeveralRuns) -> np.ndarray:
     rows = rows[rows["length"] > 0]
     if not len(rows):
         raise DataError(f"{', '.join(data.paths)}: no episode has a transition; there is nothing to export")
-    numbered = np.zeros(len(rows), EXPORTED)
-    numbered[[*(SEVERAL.names or ())]] = rows[np.argsort(rows["file"], kind="stable")]
+    numbered = np.zeros(len(rows), np.dtype([*rows.dtype.descr, ("number", "i8"), ("group", "i8")]))
+    numbered[[*(rows.dtype.names or ())]] = rows[np.argsort(rows["file"], kind="stable")]
     numbered["number"] = np.arange(len(rows))
     longest_nbytes = int(rows["length"].max()) * row_nbytes(data)
     files_nbytes = sum(map(size_of, data.paths))

@@ -17,8 +17,8 @@ from mpi_rollout.data import reading
 from mpi_rollout.data.exports import minari as minari_export
 from mpi_rollout.data.exports import selection
 from mpi_rollout.data.exports.minari_metadata import described, policies_of, why_not_recovered
+from mpi_rollout.envs.specs import describe_spec
 from mpi_rollout.errors import DataError, StorageError, UsageError
-from mpi_rollout.ranks.set_up import describe_spec
 
 minari = pytest.importorskip("minari")
 h5py = pytest.importorskip("h5py")

@@ -1,0 +1,169 @@
+"""Envs with several agents: a `pettingzoo.ParallelEnv` as a Gymnasium env, and the columns of its agents.
+
+Observations and actions of such an env are dicts by agent, of all agents that are possible.  An agent that is not alive
+has an observation of zeros, or of the bounds that are nearest to zero, and its action is not handed on.  The env's
+reward is the sum of its agents' rewards, in the order of `possible_agents`.  An episode ends when no agent is left: it
+is terminated if all the agents that were left then have terminated, else truncated.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from mpi_rollout.core.columns import ALL_AGENTS
+from mpi_rollout.core.layout import Columns
+from mpi_rollout.core.spaces import AgentsSpace, Space, Tree, agents_of, bounds_of, leaf_spaces, tree_of
+from mpi_rollout.envs.faults import Begun, Outcome
+from mpi_rollout.envs.inputs import Info, OptionsOfOne
+from mpi_rollout.errors import DataError, UsageError
+
+OF_AGENT = 4  # What an outcome has of each agent: its reward, whether it terminated, was truncated, is alive.
+
+
+def is_parallel_env(made: object) -> bool:
+    """Tell whether something is a `pettingzoo.ParallelEnv`, without importing PettingZoo."""
+    pettingzoo = sys.modules.get("pettingzoo")
+    return pettingzoo is not None and isinstance(made, pettingzoo.ParallelEnv)
+
+
+def is_aec_env(made: object) -> bool:
+    """Tell whether something is a `pettingzoo.AECEnv`, whose agents act in turn."""
+    pettingzoo = sys.modules.get("pettingzoo")
+    return pettingzoo is not None and isinstance(made, pettingzoo.AECEnv)
+
+
+class AgentsEnv(gymnasium.Env):
+    """A `pettingzoo.ParallelEnv` with Gymnasium's methods; its own attributes can be read through it.
+
+    UsageError if its agents have no names that a file can have, or no spaces.
+
+    Attributes
+    ----------
+    outcome
+        What the last step or reset has led to, as the row of a table: the agents' rewards, terminations and
+        truncations, and which agents are alive.
+    """
+
+    def __init__(self, parallel_env: Any, name: str):
+        self.parallel_env = parallel_env
+        self.metadata, self.render_mode = parallel_env.metadata, getattr(parallel_env, "render_mode", None)
+        self.agent_names = agents = tuple(getattr(parallel_env, "possible_agents", ()))
+        if not agents or not all(isinstance(agent, str) and agent != ALL_AGENTS for agent in agents):
+            expected = f"possible_agents, a list of names, of which none is {ALL_AGENTS}"
+            raise UsageError(f"{name}: a ParallelEnv must have {expected}, got {list(agents)!r:.80}")
+        self.observation_space, self.action_space = (
+            AgentsSpace({agent: _space_of(method, agent, name) for agent in agents})
+            for method in (parallel_env.observation_space, parallel_env.action_space)
+        )
+        self._known, self._alive = frozenset(agents), frozenset[str]()
+        self._absent = {agent: _nearest_to_zero(space) for agent, space in self.observation_space.spaces.items()}
+        self.leave_out()
+
+    def leave_out(self) -> None:
+        """Have no agent that is alive, until the next reset."""
+        self.outcome: list[float] = [0] * (OF_AGENT * len(self.agent_names))
+
+    def reset(self, *, seed: int | None = None, options: OptionsOfOne = None) -> Begun:
+        """Start an episode."""
+        observations, infos = self.parallel_env.reset(seed=seed, options=options)
+        self._look()
+        if not self._alive:
+            raise DataError("no agent is in `agents` after a reset; give it those that act first")
+        self.leave_out()
+        self.outcome[-len(self.agent_names) :] = self._flags_of_alive()
+        return self._of_all(observations), _said(infos)
+
+    def step(self, action: dict[str, Tree]) -> Outcome:
+        """Hand on the actions of the agents that are alive."""
+        acting, names = self._alive, self.agent_names
+        if len(acting) < len(names):
+            action = {agent: action[agent] for agent in names if agent in acting}
+        observations, rewards, terminations, truncations, infos = self.parallel_env.step(action)
+        self._look()
+        if len(acting) < len(names):  # What is said of others has no meaning.
+            rewards, terminations, truncations = (
+                {agent: given[agent] for agent in acting if agent in given}
+                for given in (rewards, terminations, truncations)
+            )
+        own = [rewards.get(agent, 0.0) for agent in names]
+        terminated = [terminations.get(agent, False) for agent in names]
+        truncated = [truncations.get(agent, False) for agent in names]
+        self.outcome = [*own, *terminated, *truncated, *self._flags_of_alive()]
+        has_ended, is_over = not self._alive, all(terminations.get(agent, False) for agent in acting)
+        return self._of_all(observations), sum(own), has_ended and is_over, has_ended and not is_over, _said(infos)
+
+    def _look(self) -> None:
+        """Take in which agents are alive now."""
+        self._alive = alive = frozenset(self.parallel_env.agents)
+        if not alive <= self._known:
+            agent, known = next(iter(alive - self._known)), ", ".join(self.agent_names)
+            raise DataError(f"its agent {agent!r:.80} is not in possible_agents ({known:.200}); name all agents there")
+
+    def _flags_of_alive(self) -> list[bool]:
+        alive = self._alive
+        return [agent in alive for agent in self.agent_names]
+
+    def _of_all(self, observations: Mapping[str, Tree]) -> Mapping[str, Tree]:
+        """Return the observations of all agents; DataError if there is none of one that is alive."""
+        if len(observations) == len(self.agent_names):
+            return observations
+        if missing := self._alive - observations.keys():
+            raise DataError(f"its agent {min(missing)!r} is in `agents` and has no observation")
+        return {**self._absent, **observations}
+
+    def render(self) -> Any:
+        return self.parallel_env.render()
+
+    def close(self) -> None:
+        self.parallel_env.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "parallel_env":  # Not what copying and pickling ask for.
+            raise AttributeError(name)
+        return getattr(self.parallel_env, name)
+
+
+def _space_of(method: Any, agent: str, name: str) -> Space:
+    try:
+        space = method(agent)
+    except (AttributeError, LookupError, NotImplementedError) as error:
+        raise UsageError(f"{name}: {method.__name__}({agent!r}) raises {error!r:.80}; return its space") from error
+    if not isinstance(space, gymnasium.Space):
+        raise UsageError(f"{name}: {method.__name__}({agent!r}) must return a Gymnasium space, got {space!r:.80}")
+    return space
+
+
+def _nearest_to_zero(space: Space) -> Tree:
+    parts = leaf_spaces(space)
+    return tree_of(space, [np.clip(np.zeros(part.shape or (), part.dtype), *bounds_of(part)) for part in parts])
+
+
+def _said(infos: Mapping[str, Info]) -> Info:
+    """Return the agents' infos by agent, of those that say something."""
+    return {agent: info for agent, info in infos.items() if info}
+
+
+def agents_envs(observation_space: Space, envs: Sequence[gymnasium.Env]) -> list[AgentsEnv]:
+    """Return the envs below all wrappers, if the space of these is that of agents; else none."""
+    return [env.unwrapped for env in envs] if agents_of(observation_space) else []  # type: ignore[misc]
+
+
+def leave_out(envs: Sequence[AgentsEnv], place: int) -> None:
+    """Have no agent of one env alive until it is reset, if these envs have agents."""
+    if envs:
+        envs[place].leave_out()
+
+
+def write_agents(envs: Sequence[AgentsEnv], columns: Columns, is_alive_alone: bool = False) -> None:
+    """Write the outcomes of all envs of some columns into those of their agents, with few NumPy calls."""
+    if not envs:
+        return
+    table, num_agents = np.array([env.outcome for env in envs], np.float64), len(envs[0].agent_names)
+    alive = columns.observation_arrays[-num_agents:]
+    targets = [*([None] * len(columns.further) if is_alive_alone else columns.further), *alive]
+    for place, column in enumerate(targets):
+        if column is not None:
+            column[:] = table[:, place]

@@ -1,0 +1,186 @@
+"""Envs with several agents that show who they are: agents leave one after the other, and one comes later."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import AECEnv, ParallelEnv
+from stopping_envs import Policy
+
+from mpi_rollout.core.seeding import episode_seeds
+
+NAMES = ("walker", "runner", "late")
+
+
+class Lives(ParallelEnv):
+    """Agent i of an episode leaves after a number of steps that the seed draws; "late" comes in the second step.
+
+    An agent's observation is [seed, step, its action before]; its reward is the step plus a tenth of its place.
+    """
+
+    def __init__(self, longest: int = 7):
+        self.metadata, self.possible_agents, self.agents = {"name": "lives"}, list(NAMES), []
+        self._longest, self.closed = longest, False
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        if agent == "late":
+            return spaces.Dict({"seed": spaces.Box(1, 2.0**32, (1,), np.float64), "step": spaces.Discrete(100)})
+        return spaces.Box(0, 2.0**32, (3,), np.float64)
+
+    def action_space(self, agent: str) -> spaces.Space:
+        return spaces.Discrete(5 if agent == "runner" else 3)
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None):
+        self._seed, self._step = seed, 0
+        draws = np.random.default_rng(seed).integers(2, self._longest, 3)
+        self._lives, self._is_cut = dict(zip(NAMES, draws.tolist(), strict=True)), bool(draws[0] % 2)
+        self.agents = list(NAMES[:2])
+        return self._seen(self.agents, {}), {"runner": {"lives": int(draws[1])}}
+
+    def step(self, actions: dict[str, Any]):
+        assert set(actions) == set(self.agents), "the actions of those that are alive, and of no others"
+        self._step += 1
+        acting = list(self.agents)
+        over = {agent: self._lives[agent] <= self._step for agent in acting}
+        self.agents = [agent for agent in acting if not over[agent]]
+        if self._step == 1:
+            self.agents.append("late")
+        rewards = {agent: self._step + NAMES.index(agent) / 10 for agent in acting}
+        terminations = {agent: over[agent] and not (self._is_cut and agent == "runner") for agent in acting}
+        truncations = {agent: over[agent] and not terminations[agent] for agent in acting}
+        shown = dict.fromkeys([*acting, *self.agents])
+        return self._seen(shown, actions), rewards, terminations, truncations, {agent: {} for agent in acting}
+
+    def _seen(self, agents: Any, actions: dict[str, Any]) -> dict[str, Any]:
+        seen = {agent: np.array([self._seed or 0, self._step, actions.get(agent, 9)], np.float64) for agent in agents}
+        if "late" in seen:
+            seen["late"] = {"seed": np.array([float(self._seed or 1)]), "step": self._step}
+        return seen
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def even(longest: int = 7) -> ParallelEnv:
+    """Agents whose spaces are equal."""
+
+    class Even(Lives):
+        def __init__(self) -> None:
+            super().__init__(longest)
+            self.possible_agents = list(NAMES[:2])
+
+        def action_space(self, agent: str) -> spaces.Space:
+            return spaces.Discrete(3)
+
+        def step(self, actions: dict[str, Any]):
+            outcome = super().step(actions)
+            self.agents = [agent for agent in self.agents if agent != "late"]
+            return ({agent: seen for agent, seen in outcome[0].items() if agent != "late"}, *outcome[1:])
+
+    return Even()
+
+
+class Stranger(Lives):
+    """An agent comes that nobody knew."""
+
+    def step(self, actions: dict[str, Any]):
+        outcome = super().step(actions)
+        self.agents = [*self.agents, "stranger"]
+        return outcome
+
+
+class Numbered(Lives):
+    """The agents are numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.possible_agents = [0, 1]
+
+
+def changing(env_index: int) -> ParallelEnv:
+    """Each env has its agents in another order."""
+    env = Lives()
+    env.possible_agents = list(NAMES[env_index % 2 :] + NAMES[: env_index % 2])
+    return env
+
+
+class InTurn(AECEnv):
+    """Its agents act in turn."""
+
+
+class Ragged(Lives):
+    """An agent's actions have no fixed shape."""
+
+    def action_space(self, agent: str) -> spaces.Space:
+        return spaces.Sequence(spaces.Discrete(2))
+
+
+def by_hand(make: Any, num_envs: int, actions: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+    """What a file of a run has below /trajectories: the envs stepped one by one, with the actions of the run."""
+    num_steps = len(next(iter(actions.values())))
+    envs = [_alone(make(), episode_seeds(seed, index)) for index in range(num_envs)]
+    rows = [next(env) for env in envs]
+    states, steps = [rows], []
+    for step in range(num_steps):
+        chosen = [{agent: array[step, index] for agent, array in actions.items()} for index in range(num_envs)]
+        rows = [env.send(action) for env, action in zip(envs, chosen, strict=True)]
+        states.append(rows)
+        steps.append(rows)
+    columns = {
+        name: np.array([[row[name] for row in of_step] for of_step in (states if _is_state(name) else steps)])
+        for name in rows[0]
+    }
+    return columns | {f"actions/{agent}": array for agent, array in actions.items()}
+
+
+def _is_state(name: str) -> bool:
+    return name.startswith(("observations/", "alive/"))
+
+
+def _alone(env: Any, seeds: Iterator[int]) -> Iterator[dict[str, Any]]:
+    """Step one env: a row that resets follows each end."""
+    agents = env.possible_agents
+    while True:
+        observations, _ = env.reset(seed=next(seeds))
+        chosen = yield _row(env, observations, {}, {}, {}, False)
+        while env.agents:
+            acting = list(env.agents)
+            observations, rewards, terminations, truncations, _ = env.step({agent: chosen[agent] for agent in acting})
+            rewards = {agent: rewards[agent] for agent in agents if agent in acting}
+            chosen = yield _row(env, observations, rewards, terminations, truncations, not env.agents)
+
+
+def _row(env: Any, observations: Any, rewards: Any, terminations: Any, truncations: Any, is_over: bool) -> Any:
+    row = {}
+    for agent in env.possible_agents:
+        row |= _leaves(f"observations/{agent}", env.observation_space(agent), observations.get(agent))
+        row[f"alive/{agent}"] = agent in env.agents
+        row[f"rewards/{agent}"] = float(rewards.get(agent, 0.0))
+        row[f"terminations/{agent}"] = bool(terminations.get(agent, False))
+        row[f"truncations/{agent}"] = bool(truncations.get(agent, False))
+    row["rewards/__all__"] = float(sum([rewards.get(agent, 0.0) for agent in env.possible_agents]))
+    have_terminated = all(terminations[agent] for agent in rewards)
+    row["terminations/__all__"], row["truncations/__all__"] = (
+        is_over and have_terminated,
+        is_over and not have_terminated,
+    )
+    return row
+
+
+def _leaves(name: str, space: spaces.Space, value: Any) -> dict[str, Any]:
+    if isinstance(space, spaces.Dict):
+        parts = [_leaves(f"{name}/{key}", part, value and value[key]) for key, part in space.items()]
+        return {path: leaf for part in parts for path, leaf in part.items()}
+    if value is None:
+        value = np.clip(np.zeros(space.shape), space.low, space.high) if isinstance(space, spaces.Box) else 0
+    return {name: np.asarray(value, space.dtype)}
+
+
+def _by_sight(observations: dict[str, Any]) -> dict[str, np.ndarray]:
+    numbers = {agent: observations[agent][:, 0] + observations[agent][:, 1] for agent in NAMES[:2]}
+    numbers["late"] = observations["late"]["step"] + observations["late"]["seed"][:, 0]
+    return {agent: (number % (5 if agent == "runner" else 3)).astype(np.int64) for agent, number in numbers.items()}
+
+
+by_sight = Policy(_by_sight)
