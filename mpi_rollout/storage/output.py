@@ -19,10 +19,15 @@ from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.filters import check_available
 from mpi_rollout.storage.later_check import LaterCheck
 from mpi_rollout.storage.manifest import is_set
-from mpi_rollout.storage.overwriting import check_replaceable, why_dropped
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
 from mpi_rollout.storage.run_file import Prefix, RunFile
-from mpi_rollout.storage.same_run import check_extends, check_same_run, why_not_brought_back
+from mpi_rollout.storage.same_run import (
+    check_extends,
+    check_replaceable,
+    check_same_run,
+    why_dropped,
+    why_not_brought_back,
+)
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.storage.schema import agents_in
 from mpi_rollout.storage.shard_files import shards_folder

@@ -34,7 +34,7 @@ from mpi_rollout.storage.schema import (
     padded,
     rank_rows,
 )
-from mpi_rollout.storage.tail import read_tail, why_copied
+from mpi_rollout.storage.tail import can_go_on, read_tail
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import check_index
 
@@ -124,7 +124,7 @@ class RunFile:
     def _append_to_part(self, num_steps: int) -> bool:
         """Open the file of an earlier start to append to it; return whether that can be.  The caller has locked it."""
         with checked(self.part, lambda doing: None) as source:
-            if why_copied(source, self._schema, num_steps):
+            if not can_go_on(source, self._schema, num_steps):
                 return False
             tail = read_tail(source)
         take_free_descriptors()

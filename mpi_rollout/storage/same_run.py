@@ -1,4 +1,7 @@
-"""Whether a file that is there is of the run that is to be begun."""
+"""Whether a file that is there is of the run that is to be begun, and what `--overwrite` may replace.
+
+A complete file stays until the new one is complete.  An unfinished one of another run goes when the new one is made.
+"""
 
 import json
 import os
@@ -11,7 +14,7 @@ from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
 from mpi_rollout.policies.sources import sha256_of
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.storage.shard_files import shards_folder
-from mpi_rollout.text import shortened
+from mpi_rollout.text import counted, shortened
 
 LENGTHS = "num_steps", "num_episodes"  # Whichever is reached first ends a run.
 
@@ -115,3 +118,30 @@ def check_extends(config: RolloutConfig, path: str) -> None:
     promised = Reproducibility(stored["promise"])
     if why := why_not_brought_back(promised) if config.trajectories else "it has no trajectories":
         raise UsageError(f"{about} cannot be extended, since {why}; move it away or use another --out")
+
+
+def check_replaceable(config: RolloutConfig, path: str) -> dict[str, object]:
+    """Return what `checked_file.identity` says of a file that may be replaced.
+
+    UsageError if it is a link, or no file of this program.
+    """
+    if os.path.islink(path):
+        name = quote(os.path.realpath(path))
+        raise UsageError(f"--out {config.out} is a link; to replace the file give its name, --out {name}")
+    try:
+        return dict(in_sandbox("mpi_rollout.storage.checked_file:identity", path))
+    except DataError as error:
+        words = f"move {path} away or use another --out ({error})"
+        raise UsageError(f"--overwrite replaces whole files of mpi_rollout only; {words}") from error
+
+
+def why_dropped(config: RolloutConfig, part: str) -> str:
+    """Return why an unfinished file is dropped, and what is in it; "" if it is this run's own and can be continued."""
+    stored = check_replaceable(config, part)
+    try:
+        check_same_run(config, stored, part)
+        why = why_not_brought_back(Reproducibility(str(stored["promise"])))
+    except UsageError as error:
+        why = str(error).partition(f"{part} ")[2].rpartition("; ")[0]
+        why = f"it {why}" if why else ""
+    return f"--overwrite drops {part}, {counted(int(str(stored['num_steps'])), 'step')}: {why}" if why else ""

@@ -189,18 +189,14 @@ class Writer:
         if isinstance(self._error, RolloutError):
             raise self._error
         if isinstance(self._error, FileExistsError):
-            raise StorageError(
-                f"{self._error}; another run writes there or has written; move the file or use another --out"
-            )
-        way_out, part = "", self._file.part
-        if self.num_committed:
+            way_out = "another run writes there or has written; move the file or use another --out"
+            raise StorageError(f"{self._error}; {way_out}")
+        way_out, part, num_steps = "", self._file.part, self.num_committed
+        if num_steps:
             recover = f"`python -m mpi_rollout recover {quote(part)}` makes a file of them"
             way_out = f"; {recover if self._file.is_recording else 'make room, then the same command continues'}"
-        raise StorageError(
-            f"cannot write {part}: {system_words(self._error)} ({free_space(part)}); its first "
-            f"{counted(self.num_committed, 'step')} {'is' if self.num_committed == 1 else 'are'} "
-            f"committed{way_out}"
-        )
+        kept = f"its first {counted(num_steps, 'step')} {'is' if num_steps == 1 else 'are'} committed{way_out}"
+        raise StorageError(f"cannot write {part}: {system_words(self._error)} ({free_space(part)}); {kept}")
 
     def _run(self) -> None:
         """Do what the main thread leaves to this one, one task after the other."""
