@@ -13,7 +13,7 @@ import sys
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder, SourceFileLoader
 from time import monotonic, sleep
 
-from mpi_rollout.exchange.mpi_start import ROOT, claimed_size, loaded_mpi, rank_and_host, start_mpi_on_all_ranks
+from mpi_rollout.exchange.world import ROOT, claimed_size, loaded_mpi, rank_and_host, start_mpi_on_all_ranks
 
 TYPE_CHECKING = False  # `typing` takes time to import.
 if TYPE_CHECKING:

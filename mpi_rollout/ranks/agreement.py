@@ -26,16 +26,16 @@ from mpi_rollout.errors import (
 )
 from mpi_rollout.exchange.job_end import abort, all_or_none, place_of
 from mpi_rollout.exchange.modules import LIMIT, early
-from mpi_rollout.exchange.mpi_start import (
+from mpi_rollout.exchange.world import (
     GRACE_S,
     ROOT,
     TELL_AFTER_S,
     claimed_size,
+    comm_world,
     loaded_mpi,
     rank_and_host,
     start_mpi_on_all_ranks,
 )
-from mpi_rollout.exchange.world import comm_world
 from mpi_rollout.process.clock import MAX_TIMEOUT_S
 from mpi_rollout.process.console import STDERR, say
 from mpi_rollout.process.exits import ends_forked
