@@ -38,7 +38,7 @@ from mpi_rollout.drive.actions import (
 )
 from mpi_rollout.drive.blocks import Discard
 from mpi_rollout.drive.driver import Driver
-from mpi_rollout.drive.fragments import FragmentLengths, prepare_lengths
+from mpi_rollout.drive.fragments import prepare_lengths
 from mpi_rollout.drive.recall import Recall
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
@@ -89,7 +89,6 @@ class Root:
         past = self._state.num_past, output.old_nbytes
         self._num_before, self._old_nbytes = past if team.leaders is None else team.leaders.past(*past)
         self._trace = trace
-        self._lengths = FragmentLengths()
         self._driver = Driver(worker.exchanges, worker, config.actions)
         self._status = Status(config.path, config.num_steps, config.num_episodes) if team.speaks else NoStatus()
         self._monitor = Monitor(config, self._driver, self._state, self._status, team.leaders)

@@ -79,8 +79,14 @@ class PolicyOnRanks:
         self.takes = NONE.union(*driver.call_ranks("use_policy", source, actions, block, seed, first_env))
         is_made = source.kind == MADE
         facts = driver.call_ranks("parameter_facts", is_made and driver.exchanges.division.num_ranks > 1)
-        if is_made:
-            _refuse_others([None if told is None else told[0] for told in facts])
+        layouts = [None if fact is None else fact[0] for fact in facts] if is_made else []
+        for rank, layout in enumerate(layouts):
+            if layout != layouts[0]:
+                wrong = f"{_words(layouts[0])} on rank 0, {_words(layout)} on rank {rank}"
+                raise UsageError(
+                    "make_policy gave parameters of other names, dtypes or shapes on some ranks than on others: "
+                    f"{wrong}; have it make the same policy everywhere"
+                )
         told = [fact for fact in facts if fact is not None]
         self._layout: Layout | None = told[0][0] if told else None
         model = driver.worker.policy.model
@@ -118,17 +124,6 @@ class PolicyOnRanks:
     def version_of(self, lane: Lane) -> int:
         """Return the version of the policy that chose a lane's last actions: how often it had got new parameters."""
         return self._version_of.get(lane, 0)
-
-
-def _refuse_others(layouts: list[Layout | None]) -> None:
-    """Refuse policies whose parameters are others than those of rank 0's."""
-    for rank, layout in enumerate(layouts):
-        if layout != layouts[0]:
-            raise UsageError(
-                "make_policy gave parameters of other names, dtypes or shapes on some ranks than on others: "
-                f"{_words(layouts[0])} on rank 0, {_words(layout)} on rank {rank}; have it make the same policy "
-                "everywhere"
-            )
 
 
 def _words(layout: Layout | None) -> str:
