@@ -67,6 +67,10 @@ class MPIEnvironment(dm_env.Environment):
                 f"MPIEnvironment needs the envs that mpi_rollout.connect gives on the root, got {type(envs).__name__}; "
                 "other ranks are given None: use it below `if envs is not None:`"
             )
+        if envs.agents:
+            raise ValueError(
+                f"dm_env's envs have one agent, these have {', '.join(envs.agents)}; use the envs as they are"
+            )
         if envs.autoreset_mode != AutoresetMode.NEXT_STEP:
             raise ValueError(
                 "dm_env's envs reset in the step after their end, got autoreset mode "

@@ -37,7 +37,7 @@ def summary(tell: Tell, path: str) -> dict[str, object]:
 def _summary(tell: Tell, path: str) -> dict[str, object]:
     with checked(path, tell) as checks, _shards_of(checks, path) as shards:
         attributes, config = checks.root, checks.config
-        finished = text(attributes, "finished").strip()
+        finished, ranks = text(attributes, "finished").strip(), _ranks(checks.ranks())
         checks.tell("its tables")
         faults = shards.faults if shards else checks.faults()
         facts = {
@@ -51,15 +51,15 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             "reproducibility": checks.promise.value,
             "limits": text(attributes, "limits") if is_recording(attributes) else "",
             "autoreset_mode": text(attributes, "autoreset_mode"),
-            "num_ranks": count(attributes, "num_ranks"),
-            "hosts": parsed(attributes, "hosts", list),
+            "num_ranks": len(ranks) or count(attributes, "num_ranks"),
+            "hosts": [rank["host"] for rank in ranks] or parsed(attributes, "hosts", list),
             "mpi_library": text(attributes, "mpi_library"),
             "versions": parsed(attributes, "versions", dict),
             "started": text(attributes, "started"),
             "finished": finished,
             "advice": text(attributes, "advice").strip() if "advice" in attributes else "",
             "throughput": _throughput(checks),
-            "ranks": _ranks(checks.ranks()),
+            "ranks": ranks,
             "faults": [
                 {"env_index": int(env), "step": int(step), "message": message.decode(errors="replace")}
                 for env, step, message in faults[["env_index", "step", "message"]]
@@ -164,7 +164,8 @@ def plot_run(tell: Tell, path: str, figure_path: str) -> str:
         episodes = checks.committed_episodes() if checks.has_trajectories else None
         episodes = shards.episodes if shards else episodes
         hosts = ", ".join(sorted(set(parsed(attributes, "hosts", list))))
-        sizes = f"{counted(config.num_envs, 'env')} on {counted(count(attributes, 'num_ranks'), 'rank')}"
+        num_ranks = len(ranks) or count(attributes, "num_ranks")
+        sizes = f"{counted(config.num_envs, 'env')} on {counted(num_ranks, 'rank')}"
         style.head(figure, f"{config.env or config.env_factory}: {sizes}", [f"{hosts}; {text(attributes, 'started')}"])
     tell("drawing")
     _plot_episodes(panels["over"], panels["returns"], panels["lengths"], episodes)

@@ -62,9 +62,10 @@ class AgentsEnv(gymnasium.Env):
         self._absent = {agent: _nearest_to_zero(space) for agent, space in self.observation_space.spaces.items()}
         self.leave_out()
 
-    def leave_out(self) -> None:
-        """Have no agent that is alive, until the next reset."""
-        self.outcome: list[float] = [0] * (OF_AGENT * len(self.agent_names))
+    def leave_out(self, alive: Sequence[float] = ()) -> None:
+        """Take no step until the next reset; with nobody alive, unless there are flags of all agents."""
+        num_others = OF_AGENT * len(self.agent_names) - len(alive)
+        self.outcome: list[float] = [0] * num_others + [*alive]
 
     def reset(self, *, seed: int | None = None, options: OptionsOfOne = None) -> Begun:
         """Start an episode."""
@@ -72,8 +73,7 @@ class AgentsEnv(gymnasium.Env):
         self._look()
         if not self._alive:
             raise DataError("no agent is in `agents` after a reset; give it those that act first")
-        self.leave_out()
-        self.outcome[-len(self.agent_names) :] = self._flags_of_alive()
+        self.leave_out(self.flags_of_alive())
         return self._of_all(observations), _said(infos)
 
     def step(self, action: dict[str, Tree]) -> Outcome:
@@ -91,7 +91,7 @@ class AgentsEnv(gymnasium.Env):
         own = [rewards.get(agent, 0.0) for agent in names]
         terminated = [terminations.get(agent, False) for agent in names]
         truncated = [truncations.get(agent, False) for agent in names]
-        self.outcome = [*own, *terminated, *truncated, *self._flags_of_alive()]
+        self.outcome = [*own, *terminated, *truncated, *self.flags_of_alive()]
         has_ended, is_over = not self._alive, all(terminations.get(agent, False) for agent in acting)
         return self._of_all(observations), sum(own), has_ended and is_over, has_ended and not is_over, _said(infos)
 
@@ -102,7 +102,8 @@ class AgentsEnv(gymnasium.Env):
             agent, known = next(iter(alive - self._known)), ", ".join(self.agent_names)
             raise DataError(f"its agent {agent!r:.80} is not in possible_agents ({known:.200}); name all agents there")
 
-    def _flags_of_alive(self) -> list[bool]:
+    def flags_of_alive(self) -> list[bool]:
+        """Tell which agents are alive."""
         alive = self._alive
         return [agent in alive for agent in self.agent_names]
 
@@ -157,13 +158,23 @@ def leave_out(envs: Sequence[AgentsEnv], place: int) -> None:
         envs[place].leave_out()
 
 
-def write_agents(envs: Sequence[AgentsEnv], columns: Columns, is_alive_alone: bool = False) -> None:
-    """Write the outcomes of all envs of some columns into those of their agents, with few NumPy calls."""
-    if not envs:
-        return
+def write_agents(envs: Sequence[AgentsEnv], columns: Columns, ended: Sequence[int]) -> None:
+    """Write the outcomes of all envs of some columns into those of their agents, with few NumPy calls.
+
+    Where an episode has ended and agents are still alive, because a wrapper or a fault has cut it, these are truncated.
+    """
     table, num_agents = np.array([env.outcome for env in envs], np.float64), len(envs[0].agent_names)
     alive = columns.observation_arrays[-num_agents:]
-    targets = [*([None] * len(columns.further) if is_alive_alone else columns.further), *alive]
-    for place, column in enumerate(targets):
-        if column is not None:
-            column[:] = table[:, place]
+    for place, column in enumerate([*columns.further, *alive]):
+        column[:] = table[:, place]
+    for truncations, flags in zip(columns.further[-num_agents:], alive, strict=True) if ended else ():
+        truncations[ended] |= flags[ended]
+        flags[ended] = False
+
+
+def write_alive(envs: Sequence[AgentsEnv], columns: Columns) -> None:
+    """Write which agents are alive after a reset of some envs, if these have agents."""
+    if envs:
+        table, num_agents = np.array([env.outcome for env in envs], np.bool_), len(envs[0].agent_names)
+        for place, column in enumerate(columns.observation_arrays[-num_agents:]):
+            column[:] = table[:, place - num_agents]

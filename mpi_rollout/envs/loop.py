@@ -18,7 +18,7 @@ from mpi_rollout.core.layout import Columns, SlotLayout
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import Tree, leaves, tree_of
 from mpi_rollout.envs import faults, inputs
-from mpi_rollout.envs.agents import leave_out, write_agents
+from mpi_rollout.envs.agents import leave_out, write_agents, write_alive
 from mpi_rollout.envs.faults import ABORT, Begun, OnFault, Outcome, OutputChecks, Parts, WrongValue
 from mpi_rollout.envs.infos import InfoGatherer, MaskColumn
 from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
@@ -103,15 +103,15 @@ class LoopVectorEnv(SingleEnvs):
             self._restart_wrong(outcomes)
         observations, *results, infos = faults.outputs_of(outcomes, self._first_env_index)
         columns = self._columns[row]
-        if self.agents:
-            write_agents(self.agents, columns)
         self._note_ends(columns, self._results[row].write(*results))
+        if self.agents:
+            write_agents(self.agents, columns, self.ended)
         if self.masks is not None and self.masks.places:
             self.masks.write(infos, self.ended)
         infos = self.infos.wanted(infos)
         if self.ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
             observations, gathered = self._begin_again(observations, infos, row)
-            write_agents(self.agents, columns, is_alive_alone=True)
+            write_alive(self.agents, columns)
         else:
             gathered = self.infos.add({}, infos)
         self._rows.write(observations, row)
@@ -208,7 +208,7 @@ class LoopVectorEnv(SingleEnvs):
             self.infos.add(infos, self.infos.wanted([info]), index)
         for column in self.columns.outcomes:
             column[indices] = 0
-        write_agents(self.agents, self.columns, is_alive_alone=True)
+        write_alive(self.agents, self.columns)
         self.ended = sorted(set(self.ended).difference(indices))
         self._rows.write_some(indices, observations, self.row)
         return self.columns.observations, infos

@@ -189,7 +189,9 @@ class SingleEnvs(CalledByName):
             what = error if isinstance(error, RolloutError) else words_of(error)
             raise EnvError(f"env {single.env_index} could not be restarted: {what}") from error
         single.take(env)
-        self.agents = agents_envs(self.single_observation_space, self.envs)
+        before, self.agents = self.agents, agents_envs(self.single_observation_space, self.envs)
+        if self.agents:  # Whoever was alive is truncated.
+            self.agents[index].leave_out(before[index].flags_of_alive())
         self._time.replace(index, single.limits)
 
     @contextmanager

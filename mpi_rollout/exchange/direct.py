@@ -83,6 +83,9 @@ class DirectTransport(Transport):
         self._wait.all(self._receives)
         self._is_listening = False
 
+    def note_arrival(self) -> None:
+        self._is_listening = False
+
     def await_order(self) -> None:
         self.listen()
         self.await_slots(0)

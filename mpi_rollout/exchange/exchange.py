@@ -173,10 +173,10 @@ class Exchange:
         return np.asarray(column[slot[rows], step, row[rows]])
 
     def result_views(self) -> list[list[np.ndarray]]:
-        """Return where the results of a single step are: of each column, for neighbouring ranks, (ranks, envs)."""
+        """Return where the outcomes of a single step are: of each column, for neighbouring ranks, (ranks, envs)."""
         return [
             [column[ranks.ranks, 0, : ranks.envs_per_rank] for ranks in self.partition.ranges]
-            for column in self.columns.results
+            for column in self.columns.outcomes
         ]
 
     def end_episodes(self, slot: int, observation_arrays: Sequence[np.ndarray]) -> None:

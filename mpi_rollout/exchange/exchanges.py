@@ -72,6 +72,7 @@ class Exchanges:
         self.rank_of_slot = np.concatenate([first + np.arange(partition.num_ranks) for first, partition in partitions])
         self.callers = [each for each in self.all if each.first_rank != ROOT] if division.first_ready else self.all[:1]
         self._noted: list[int] = []  # Callers whose slots have come, and are not taken yet.
+        self._take_requests()
 
     def _shared_memory(self, room: int) -> np.ndarray | None:
         """Return room for all slots, (num_slots, room, nbytes), if it pays and the ranks can share it.  **Collective**.
@@ -93,6 +94,14 @@ class Exchanges:
         memory = self._shared_memory(num_rows)
         for exchange in self.all:
             exchange.make_room(num_rows, memory)
+        self._take_requests()
+
+    def _take_requests(self) -> None:
+        """Take the requests for the next messages of all and of callers; other slots have other requests."""
+        self._arrivals, self._slot_arrivals = (
+            [arrival for exchange in exchanges if (arrival := exchange.transport.arrival) is not None]
+            for exchanges in (self.all, self.callers)
+        )
 
     def _kind(self, first_rank: int) -> type[Transport]:
         if self.is_surviving:
@@ -109,24 +118,25 @@ class Exchanges:
         if len(self.all) > 1:
             for waiting in self.all:
                 waiting.transport.listen()
-            exchange = self.all[self._wait.any(_arrivals(self.all))]
+            exchange = self.all[self._wait.any(self._arrivals)]
         exchange.await_order()
         return exchange
 
     def arrived(self, wait: bool) -> list[Exchange]:
         """Return the other ranks' exchanges whose slots have come since the last call, or `wait` for one at least."""
-        if not self.has_arrivals() and wait and self.callers:
-            self._noted = self._wait.some(_arrivals(self.callers))
+        if wait and self.callers and not self._noted:
+            self._noted = self._wait.some(self._slot_arrivals)
+        else:
+            self.has_arrivals()
         exchanges = [self.callers[index] for index in sorted(self._noted)]
         self._noted = []
         for exchange in exchanges:
-            exchange.await_slots()  # They are there.
+            exchange.transport.note_arrival()
         return exchanges
 
     def has_arrivals(self) -> bool:
         """Tell whether other ranks' slots have come, which `arrived` would return; with first ready only."""
-        requests = _arrivals(self.callers)  # Requests that are not under way are inactive, and left out.
-        if requests:
+        if requests := self._slot_arrivals:  # MPI leaves out those that are not under way.
             self._noted += requests[0].Testsome(requests) or ()
         return bool(self._noted)
 
@@ -141,7 +151,3 @@ class Exchanges:
         # Nobody knows whether all ranks are there to free a communicator that shrinks together.
         for comm in () if self.is_surviving else (self.control, *self._comms):
             comm.Free()
-
-
-def _arrivals(exchanges: "list[Exchange]") -> "list[MPI.Request]":
-    return [exchange.transport.arrival for exchange in exchanges if exchange.transport.arrival is not None]

@@ -74,6 +74,9 @@ class Transport:
     def await_slots(self, num_rows: int) -> None:
         """Receive the first rows of all slots."""
 
+    def note_arrival(self) -> None:
+        """Note that the message of `arrival` has come, as a look at that request has shown."""
+
     def listen(self) -> None:
         """Be ready to receive the next message, if no rank has to take part in that at the same time."""
 

@@ -140,7 +140,9 @@ class LaunchedVectorEnv(MPIVectorEnv):
         except ERRORS:
             raise RankLost(job.last_words("the ranks ended while they made their envs")) from None
         num_envs, spaces, facts = self._value(*answer)
-        self._memory = StepMemory(spaces, num_envs, channel, creates=False) if channel.is_local else None
+        self._memory = (
+            StepMemory(spaces, num_envs, channel, creates=False) if channel.is_local and not facts["agents"] else None
+        )
         set_spaces(self, num_envs, *spaces)
         vars(self).update(facts)
         self._interrupts = Interrupts(lambda: channel.is_waiting)

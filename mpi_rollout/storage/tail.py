@@ -22,7 +22,7 @@ from mpi_rollout.storage.torn import is_marked
 from mpi_rollout.storage.values import ValueChecks
 
 # Attributes of the root group that are of the start which made the file.  Of its configuration these options matter.
-MAY_DIFFER = {"config", "hosts", "started"}
+MAY_DIFFER = {"config", "hosts", "num_ranks", "started"}
 MUST_NOT_DIFFER = *DATA_OPTIONS, "compression"
 
 

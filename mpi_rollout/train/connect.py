@@ -58,6 +58,7 @@ def connect(
     autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     infos: Infos = "all",
     actions: str = "pass",
+    agents: str = "dict",
     copy: bool = True,
     policy: PolicyArgument = None,
     record: str | os.PathLike[str] | None = None,
@@ -83,7 +84,7 @@ def connect(
     """
     check_arguments(connect, options)
     check_seconds(Option("timeout_s"), timeout_s)
-    own = env, num_envs, env_kwargs, wrappers, autoreset_mode, infos, actions, copy, policy, record
+    own = env, num_envs, env_kwargs, wrappers, autoreset_mode, infos, actions, agents, copy, policy, record
     try:
         return _connect(Request(*own, **options), comm, timeout_s)
     except RolloutError as error:

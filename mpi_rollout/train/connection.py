@@ -5,6 +5,7 @@ connections over the same ranks take turns.
 """
 
 import atexit
+import gc
 import json
 import os
 import sys
@@ -30,6 +31,7 @@ from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_env
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.storage.values import check_storable
 from mpi_rollout.text import message_of
+from mpi_rollout.train.agents import form_of
 from mpi_rollout.train.ends import RootEnd, Turns, serve
 from mpi_rollout.train.recording import check_record, start_recording, types_of
 from mpi_rollout.train.request import Request
@@ -87,7 +89,10 @@ class Connection:
         comm = self._comm = world.comm_world() if self._given_comm is None else self._given_comm
         is_inside = any(world.shared_ranks(other._comm, comm) == "all" for other in _entered)
         if comm.rank == world.ROOT:
+            num_known = len(_turns)
             _turns[:] = [turns for turns in _turns if turns.open]
+            if len(_turns) < num_known:  # Closed ones lie in cycles, with their shared slots and a descriptor of these.
+                gc.collect()
             open_ones = [turns for turns in _turns if world.shared_ranks(turns.comm, comm) != "none"]
             self._open_beside(open_ones[0]) if open_ones else self._open(is_inside)
         elif not is_inside:  # What is opened inside of another connection is served with that one.
@@ -166,9 +171,9 @@ class Connection:
     def _drive(self, turns: Turns[RootEnd], worker: Worker, facts: EnvFacts) -> None:
         request, is_alone = self._loaded_request(), self._comm.size == 1
         driver = Driver(worker.exchanges, worker, request.actions, "the action")
-        self._envs = envs = MPIVectorEnv(
-            driver, facts, request.mode, request.batch_size or 1, request.copy, None if is_alone else turns
-        )
+        form = form_of(facts.observation_space, facts.action_space, request.agents)
+        sizes = request.batch_size or 1, request.copy
+        self._envs = envs = MPIVectorEnv(driver, facts, request.mode, *sizes, None if is_alone else turns, form)
         if not is_alone:
             envs.end.envs = envs
             turns.add(envs.end)
@@ -202,8 +207,10 @@ class Connection:
                 if comm.rank == world.ROOT:
                     check_record(self._record, request.compression)
             rank_envs = make_rank_envs(request.plan(comm.size), comm.rank)
-        if request.record is not None and (facts := rank_envs.facts) is not None:
-            check_storable(facts.observation_space, facts.action_space, "leave out record")
+        if (facts := rank_envs.facts) is not None:
+            form_of(facts.observation_space, facts.action_space, request.agents)
+            if request.record is not None:
+                check_storable(facts.observation_space, facts.action_space, "leave out record")
         return rank_envs
 
     def _loaded_request(self) -> Request:

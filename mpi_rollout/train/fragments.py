@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.spaces import tree_of
+from mpi_rollout.core.spaces import leaves, tree_of
 from mpi_rollout.drive.actions import PolicyOnRanks
 from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
 from mpi_rollout.errors import ActionError, RankError, UsageError
@@ -115,7 +115,8 @@ class Fragments:
         return drawn
 
     def _read(self, num_steps: int, actions: object, indices: np.ndarray) -> list[np.ndarray]:
-        arrays = self._driver.read.plan(actions, indices)
+        form = self._steps.form
+        arrays = self._driver.read.plan(actions if form is None else form.actions(actions, 2), indices)
         if arrays is None or len(arrays[0]) != num_steps:
             shape = getattr(actions, "shape", type(actions).__name__)
             got = f", got {shape}" if arrays is None else f", got {len(arrays[0])} steps"
@@ -150,13 +151,13 @@ class Fragments:
         outcomes.keep(lanes, last)
         observations, results, actions, extras = (
             [np.array(array[steps, envs]) for array in arrays]
-            for arrays in (block.observation_arrays, block.results, block.action_arrays, block.extra_arrays)
+            for arrays in (block.observation_arrays, block.outcomes, block.action_arrays, block.extra_arrays)
         )
         sent = [self._sent[lane] for lane in lanes]
         is_given = bool(sent[0])
         if is_given:
             actions = [np.concatenate(arrays, axis=1) for arrays in zip(*sent, strict=True)]
-        rewards, terminations, truncations = results
+        rewards, terminations, truncations, *_ = results
         ended = terminations | truncations
         self._end.note_ends(lanes, ended[-1])
         batch: Batch = {
@@ -178,7 +179,10 @@ class Fragments:
             after = [array[1 : self._num_steps + 1, envs] for array in block.observation_arrays]
             chosen = () if is_given else (*actions, *extras)
             self._end.recorder.take(lanes, results, after, batch["infos"], chosen)
-        return batch
+        if (form := self._steps.form) is None:
+            return batch
+        num_leaves = len(leaves(driver.observation_space))
+        return form.batch(batch, results, observations[num_leaves:], last[num_leaves:])
 
 
 def _envs_of(lanes: Sequence[Lane]) -> slice | np.ndarray:

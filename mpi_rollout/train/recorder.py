@@ -179,7 +179,7 @@ class Recorder:
         Parameters
         ----------
         results, after
-            In the order of `RESULTS`; the observations after each step.
+            In the order of `columns.outcomes_of`; the observations after each step.
         chosen
             The actions, extras and version of the policy on the ranks, where it acted.
         """
@@ -187,7 +187,7 @@ class Recorder:
         for lane, part in parts_of(lanes):
             step, envs = self._step[lane], lane.envs
             for block, rows, given in self._rows.blocks.pieces(step, num_steps):
-                targets = (*block.results, *block.action_arrays, *block.extra_arrays)
+                targets = (*block.outcomes, *block.action_arrays, *block.extra_arrays)
                 for target, array in zip(targets, (*results, *chosen), strict=False):
                     target[rows, envs] = array[given, part]
             for block, rows, given in self._rows.blocks.pieces(step + 1, num_steps):

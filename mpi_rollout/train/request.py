@@ -23,6 +23,7 @@ from mpi_rollout.options import ACTION_MODES, POLICY_BLOCK, RunOptions, SharedOp
 from mpi_rollout.policies.model import PolicySource, make_model
 from mpi_rollout.policies.sources import check_options, read_source
 from mpi_rollout.ranks.set_up import Plan, divided
+from mpi_rollout.train.agents import FORMS
 from mpi_rollout.words import argument_words
 
 PolicyArgument = str | Callable[[], object] | None  # None is no policy.
@@ -48,6 +49,9 @@ class Request(SharedOptions):
         {"lives": int, "position": [float, 3]}: these alone, cheaply.  "none": no infos.
     actions
         As the option of runs; "pass" is what Gymnasium's SyncVectorEnv does, but in the dtype of their space.
+    agents
+        Of envs with several agents, "dict": dicts by agent; "axis": for agents with equal spaces arrays of shape
+        (num_envs, num_agents, ...).
     copy
         False: observations are views that live until the call after the next; copy what you keep.
     policy
@@ -66,6 +70,7 @@ class Request(SharedOptions):
     autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP
     infos: Infos = "all"
     actions: str = "pass"
+    agents: str = FORMS[0]
     copy: bool = True
     policy: PolicyArgument = None
     record: str | os.PathLike[str] | None = None
@@ -112,6 +117,8 @@ class Request(SharedOptions):
         self.check()
         if self.actions not in ACTION_MODES:
             raise UsageError(f"actions must be one of {', '.join(ACTION_MODES)}, got {self.actions!r}")
+        if self.agents not in FORMS:
+            raise UsageError(Option("agents"), f" must be one of {', '.join(FORMS)}, got {self.agents!r}")
         if not isinstance(self.policy, str | None) and not callable(self.policy):
             raise UsageError(f"policy must be 'mine:make_policy', a function or a file, got {self.policy!r}")
         check_options(self._kind, self)

@@ -7,12 +7,13 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.core.spaces import Tree, tree_of
+from mpi_rollout.core.spaces import Tree, leaves, tree_of
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, final_observations, indices_of, parts_of
 from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
 from mpi_rollout.exchange.infos import FINAL_OBS
 from mpi_rollout.exchange.orders import Command
+from mpi_rollout.train.agents import AgentsForm
 from mpi_rollout.train.ends import RootEnd
 
 NUM_ROWS = 2  # Rows of observations: those before a step and those after it.
@@ -73,7 +74,7 @@ class Outcomes:
         return tree_of(self._space, [_joined(array, pieces, self._copy) for array in self._block.observation_arrays])
 
     def results(self, lanes: Sequence[Lane]) -> list[np.ndarray]:
-        """Return copies of the rewards, terminations and truncations of some lanes' last outcomes."""
+        """Return copies of the rewards, terminations, truncations, and those of agents, of lanes' last outcomes."""
         if len(lanes) == 1:
             return [copy() for copy in self._copies[lanes[0]]]
         return [_copier([*chain(*views)])() for views in zip(*[self._views[lane] for lane in lanes], strict=True)]
@@ -109,8 +110,10 @@ def _copier(views: Sequence[np.ndarray]) -> Copy:
 class Steps:
     """Takes a trainer's steps, and has them recorded where the trainer wants that."""
 
-    def __init__(self, driver: Driver, end: RootEnd, mode: AutoresetMode, outcomes: Outcomes):
-        self.driver, self.mode, self.outcomes = driver, mode, outcomes
+    def __init__(
+        self, driver: Driver, end: RootEnd, mode: AutoresetMode, outcomes: Outcomes, form: AgentsForm | None = None
+    ):
+        self.driver, self.mode, self.outcomes, self.form = driver, mode, outcomes, form
         self._end, self._arrived = end, end.arrived
 
     def reset(self, seed: Seeds, mask: np.ndarray | None, options: Options) -> Reset:
@@ -125,14 +128,21 @@ class Steps:
         driver.restarts.clear()
         if recorder is not None:
             recorder.reset(self.outcomes.last_arrays(lanes), infos, seed, mask, options)
-        return self.outcomes.observations(lanes), infos
+        observations = self.outcomes.observations(lanes)
+        if self.form is None:
+            return observations, infos
+        return self.form.observations(observations, 1), self.form.say(infos, self.alive(lanes))
+
+    def alive(self, lanes: Sequence[Lane]) -> list[np.ndarray]:
+        """Return which agents are alive in some lanes' envs, an array for each agent."""
+        return self.outcomes.last_arrays(lanes)[len(leaves(self.driver.observation_space)) :]
 
     def send(self, lanes: Sequence[Lane], actions: object) -> None:
         """Check the actions of some lanes' next step, and send them."""
         driver, recorder = self.driver, self._end.recorder
         if recorder is not None:
             recorder.make_room(lanes, 1)
-        arrays = driver.read(actions, indices_of(lanes))
+        arrays = driver.read(actions if self.form is None else self.form.actions(actions, 1), indices_of(lanes))
         if len(lanes) == 1:
             driver.send(lanes[0], arrays)
         else:
@@ -160,7 +170,7 @@ class Steps:
     def outcome(self, lanes: Sequence[Lane]) -> Step:
         """Return the outcome of a step of some lanes."""
         observations, results = self.outcomes.observations(lanes), self.outcomes.results(lanes)
-        rewards, terminations, truncations = results
+        rewards, terminations, truncations, *_ = results
         ended = None
         if self.mode is not AutoresetMode.NEXT_STEP:
             ended = (terminations | truncations)[None]
@@ -169,6 +179,9 @@ class Steps:
         if self._end.recorder is not None:
             after = [array[None] for array in self.outcomes.last_arrays(lanes)]
             self._end.recorder.take(lanes, [array[None] for array in results], after, all_infos)
+        if self.form is not None:
+            infos = self.form.say(all_infos[0], self.alive(lanes), terminations | truncations)
+            return self.form.observations(observations, 1), *self.form.results(results), infos
         return observations, rewards, terminations, truncations, all_infos[0]
 
     def infos(self, lanes: Sequence[Lane], num_steps: int, ended: np.ndarray | None) -> list[Info]:

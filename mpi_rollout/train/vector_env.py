@@ -15,7 +15,7 @@ from typing import NoReturn
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.core.spaces import Tree, set_spaces
+from mpi_rollout.core.spaces import Tree, agents_of, set_spaces
 from mpi_rollout.drive.actions import PolicyOnRanks
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, indices_of, lanes_of
@@ -23,6 +23,7 @@ from mpi_rollout.envs import inputs
 from mpi_rollout.envs.inputs import CalledByName, Info, Options, Reset, Seeds, Step, Values
 from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.set_up import EnvFacts
+from mpi_rollout.train.agents import AgentsForm
 from mpi_rollout.train.ends import RootEnd, Turns
 from mpi_rollout.train.fragments import Batch, Fragments
 from mpi_rollout.train.steps import Outcomes, Steps
@@ -39,6 +40,8 @@ class MPIVectorEnv(CalledByName):
         As Gymnasium has them.
     autoreset_mode
         As SyncVectorEnv has it; `metadata` has it too.
+    agents
+        The names of each env's agents; () where the env itself is the only one.
     """
 
     def __init__(
@@ -49,9 +52,11 @@ class MPIVectorEnv(CalledByName):
         batch_size: int,
         copy: bool,
         turns: Turns[RootEnd] | None = None,
+        form: AgentsForm | None = None,
     ):
-        self._driver, self._batch_size = driver, batch_size
-        set_spaces(self, driver.num_envs, driver.observation_space, driver.action_space)
+        self._driver, self._batch_size, self.agents = driver, batch_size, agents_of(driver.observation_space)
+        spaces = driver.observation_space, driver.action_space
+        set_spaces(self, driver.num_envs, *(spaces if form is None else map(form.space, spaces)))
         self.spec, self.render_mode = facts.spec, facts.render_mode
         self.metadata = {**facts.metadata, "autoreset_mode": mode}
         self.autoreset_mode = mode
@@ -59,7 +64,7 @@ class MPIVectorEnv(CalledByName):
         outcomes = Outcomes(driver, copy)
         self.interrupts = Interrupts(driver.worker.is_in_envs)  # After all that may fail: it is there until `close`.
         self.end = RootEnd(driver, facts, mode, self.interrupts, turns)
-        self.steps = Steps(driver, self.end, mode, outcomes)
+        self.steps = Steps(driver, self.end, mode, outcomes, form)
         self._fragments = Fragments(self.steps, self.end)
         driver.worker.is_wanted = lambda: False  # A trainer gets whole fragments.
 
@@ -113,7 +118,9 @@ class MPIVectorEnv(CalledByName):
 
         Returns
         -------
-        observations (num_envs, ...), rewards float64, terminations bool, truncations bool (num_envs,), infos.
+        observations (num_envs, ...), rewards float64, terminations bool, truncations bool (num_envs,), infos.  Of envs
+        with several agents, rewards and ends are dicts by agent; with `agents="axis"` they have one more axis, as
+        observations and actions do.
         """
         steps, lanes = self.steps, self._driver.lanes
         self.end.check_ready(lanes, "step")
@@ -189,6 +196,7 @@ class MPIVectorEnv(CalledByName):
         after the last step, (num_envs, ...).  `infos` is a list of num_steps dicts, as `step` returns them.  Where the
         policy on the ranks acted, there are `extras` too, a dict of what it gave besides actions, (num_steps, num_envs,
         ...) each, and `policy_version`, (num_steps, num_envs) int64: how many times `set_policy` was called before.
+        Envs with several agents have `alive` too: which agents act in each step.
 
         Raises
         ------

@@ -1,6 +1,7 @@
 """Envs with several agents that show who they are: agents leave one after the other, and one comes later."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ NAMES = ("walker", "runner", "late")
 class Lives(ParallelEnv):
     """Agent i of an episode leaves after a number of steps that the seed draws; "late" comes in the second step.
 
-    An agent's observation is [seed, step, its action before]; its reward is the step plus a tenth of its place.
+    An agent's observation is [a number of the episode, step, its action before]; its reward is the step plus a tenth of
+    its place.
     """
 
     def __init__(self, longest: int = 7):
@@ -32,8 +34,10 @@ class Lives(ParallelEnv):
         return spaces.Discrete(5 if agent == "runner" else 3)
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None):
-        self._seed, self._step = seed, 0
-        draws = np.random.default_rng(seed).integers(2, self._longest, 3)
+        if seed is not None:
+            self._draw = np.random.default_rng(seed)
+        self._seed, self._step = int(self._draw.integers(1, 2**31)), 0
+        draws = self._draw.integers(2, self._longest, 3)
         self._lives, self._is_cut = dict(zip(NAMES, draws.tolist(), strict=True)), bool(draws[0] % 2)
         self.agents = list(NAMES[:2])
         return self._seen(self.agents, {}), {"runner": {"lives": int(draws[1])}}
@@ -53,9 +57,9 @@ class Lives(ParallelEnv):
         return self._seen(shown, actions), rewards, terminations, truncations, {agent: {} for agent in acting}
 
     def _seen(self, agents: Any, actions: dict[str, Any]) -> dict[str, Any]:
-        seen = {agent: np.array([self._seed or 0, self._step, actions.get(agent, 9)], np.float64) for agent in agents}
+        seen = {agent: np.array([self._seed, self._step, actions.get(agent, 9)], np.float64) for agent in agents}
         if "late" in seen:
-            seen["late"] = {"seed": np.array([float(self._seed or 1)]), "step": self._step}
+            seen["late"] = {"seed": np.array([float(self._seed)]), "step": self._step}
         return seen
 
     def close(self) -> None:
@@ -116,10 +120,12 @@ class Ragged(Lives):
         return spaces.Sequence(spaces.Discrete(2))
 
 
-def by_hand(make: Any, num_envs: int, actions: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+def by_hand(
+    make: Any, num_envs: int, actions: dict[str, np.ndarray], seeds: Callable[[int], Iterator[int | None]]
+) -> dict[str, np.ndarray]:
     """What a file of a run has below /trajectories: the envs stepped one by one, with the actions of the run."""
     num_steps = len(next(iter(actions.values())))
-    envs = [_alone(make(), episode_seeds(seed, index)) for index in range(num_envs)]
+    envs = [_alone(make(), seeds(index)) for index in range(num_envs)]
     rows = [next(env) for env in envs]
     states, steps = [rows], []
     for step in range(num_steps):
@@ -134,11 +140,70 @@ def by_hand(make: Any, num_envs: int, actions: dict[str, np.ndarray], seed: int)
     return columns | {f"actions/{agent}": array for agent, array in actions.items()}
 
 
+def of_run(seed: int) -> Callable[[int], Iterator[int | None]]:
+    """The seeds of the episodes of each env of a run."""
+    return lambda index: episode_seeds(seed, index)
+
+
+def of_trainer(seed: int) -> Callable[[int], Iterator[int | None]]:
+    """The seeds of the episodes of each env of a trainer that resets them once."""
+    return lambda index: chain([seed + index], repeat(None))
+
+
+def diary(envs: Any, num_steps: int, seed: int, fragment: int = 1) -> dict[str, np.ndarray]:
+    """What a trainer is given in some steps, by path in a file; the actions do not depend on it."""
+    seen, infos = envs.reset(seed=seed)
+    chosen, rows, draw = [], [_named(envs, seen, infos["alive"])], np.random.default_rng(seed)
+    for _ in range(num_steps // fragment):
+        actions = [draw.integers(0, 3, (fragment, envs.num_envs)) for _ in envs.agents]
+        chosen.append({f"actions/{name}": array for name, array in zip(envs.agents, actions, strict=True)})
+        of_step = np.stack(actions, -1) if _is_axis(envs) else dict(zip(envs.agents, actions, strict=True))
+        if fragment > 1:
+            batch = envs.collect(fragment, of_step)
+            for step in range(fragment):
+                is_last = step + 1 == fragment
+                after = batch["last_observations"] if is_last else _at(batch["observations"], step + 1)
+                results = [_at(batch[name], step) for name in RESULT_NAMES]
+                rows.append(_named(envs, after, batch["infos"][step]["alive"], results, batch["infos"][step]))
+        else:
+            seen, *results, infos = envs.step(_at(of_step, 0))
+            rows.append(_named(envs, seen, infos["alive"], results, infos))
+    columns = {name: np.array([row[name] for row in rows[not _is_state(name) :]]) for name in rows[-1]}
+    return columns | {name: np.concatenate([row[name] for row in chosen]) for name in chosen[0]}
+
+
+RESULT_NAMES = "rewards", "terminations", "truncations"
+
+
+def _is_axis(envs: Any) -> bool:
+    return not isinstance(envs.single_action_space, spaces.Dict)
+
+
+def _at(tree: Any, step: int) -> Any:
+    return {name: _at(part, step) for name, part in tree.items()} if isinstance(tree, dict) else tree[step]
+
+
+def _named(envs: Any, seen: Any, alive: Any, results: Any = (), infos: Any = None) -> dict[str, np.ndarray]:
+    trees = {"observations": seen, "alive": alive} | dict(zip(RESULT_NAMES, results, strict=False))
+    if not _is_axis(envs):
+        return {path: np.array(array) for name, tree in trees.items() for path, array in _paths(name, tree)}
+    row = {f"{name}/{agent}": array[:, i] for name, array in trees.items() for i, agent in enumerate(envs.agents)}
+    return row | ({} if infos is None else {"ended": infos["ended"]})
+
+
+def _paths(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict):
+        for key, part in tree.items():
+            yield from _paths(f"{name}/{key}", part)
+    else:
+        yield name, tree
+
+
 def _is_state(name: str) -> bool:
     return name.startswith(("observations/", "alive/"))
 
 
-def _alone(env: Any, seeds: Iterator[int]) -> Iterator[dict[str, Any]]:
+def _alone(env: Any, seeds: Iterator[int | None]) -> Iterator[dict[str, Any]]:
     """Step one env: a row that resets follows each end."""
     agents = env.possible_agents
     while True:
@@ -184,3 +249,16 @@ def _by_sight(observations: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 by_sight = Policy(_by_sight)
+
+
+class Stumbling(Lives):
+    """Fails in the second step of each episode."""
+
+    def __init__(self) -> None:
+        super().__init__(longest=9)
+
+    def step(self, actions: dict[str, Any]):
+        outcome = super().step(actions)
+        if self._step == 2:
+            raise RuntimeError("stumbles")
+        return outcome

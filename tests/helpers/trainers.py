@@ -56,6 +56,18 @@ def each_of(ways: Iterable[tuple[str, int, dict[str, Any]]], use: Callable[[MPIV
     return found
 
 
+def agents(ways: Iterable[tuple[str, dict[str, Any], int]]) -> list[dict[str, np.ndarray]]:
+    """What trainers of envs with agents are given: the env, options of `connect`, steps of a fragment."""
+    import agents_envs
+
+    given = []
+    for env, options, fragment in ways:
+        with mpi_rollout.connect(getattr(agents_envs, env), 4, **options) as envs:
+            if envs is not None:
+                given.append(agents_envs.diary(envs, 24, 3, fragment))
+    return given
+
+
 def runs(commands: Sequence[Sequence[str]], num_rows: int | None = None) -> list[int]:
     """Run the program with these arguments, one after the other, in blocks of `num_rows` steps if told; exit codes.
 

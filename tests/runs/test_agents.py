@@ -67,7 +67,7 @@ def test_a_run_has_what_the_envs_give_when_they_are_stepped_by_hand(collected: C
     module, function = factory.split(":")
     make = getattr(importlib.import_module(module), function)
     actions = {path.removeprefix("actions/"): array for path, array in stored.items() if path.startswith("actions/")}
-    expected = agents_envs.by_hand(lambda: make(**kwargs), NUM_ENVS, actions, seed=4)
+    expected = agents_envs.by_hand(lambda: make(**kwargs), NUM_ENVS, actions, agents_envs.of_run(4))
     columns = {path: array for path, array in stored.items() if not path.startswith("/")}
     assert columns.keys() == expected.keys()
     for path, array in columns.items():

@@ -2,6 +2,8 @@
 
 import os
 import time
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -11,22 +13,28 @@ import pytest
 from jobs import assert_same_bytes, datasets
 from written_data import IMAGES, LARGE_ROWS, SMALL, Feed, damage, ending, flip, quiet, written
 
+from mpi_rollout.commands.run_summary import summary
 from mpi_rollout.errors import DataError, Interrupted
-from mpi_rollout.storage import run_file
+from mpi_rollout.storage import run_file, verification
+from mpi_rollout.storage.checked_file import checked
+from mpi_rollout.storage.chunk_reader import ChunkReader
 from mpi_rollout.storage.later_check import LaterCheck
 from mpi_rollout.storage.run_file import Prefix
 from mpi_rollout.storage.torn import MARK, is_marked
-from mpi_rollout.storage.verification import verify
+from mpi_rollout.storage.verification import verify, verify_later
 
 NUM_STEPS = 30
 
 
-def start(feed: Feed, path: Path, num_past: int, num_steps: int, complete: bool = False) -> str:
+def start(
+    feed: Feed, path: Path, num_past: int, num_steps: int, complete: bool = False, ranks: range = range(1)
+) -> str:
     """One start of a run, which ends in good order."""
     writer = feed.writer(path, 8, num_past=num_past or None)
     for _ in feed.fill(writer, num_steps, {num_past + 2, num_steps}, num_past):
         pass
-    file = writer.finish(ending(num_steps, complete))
+    last = ending(num_steps, complete)
+    file = writer.finish(replace(last, ranks=[{**last.ranks[0], "rank": rank} for rank in ranks]))
     writer.release()
     return file
 
@@ -76,6 +84,22 @@ def test_options_that_do_not_decide_on_the_data_are_no_reason_to_copy(tmp_path: 
     start(Feed(max_walltime="01:00"), tmp_path / "run.h5", 0, 13)
     file = start(Feed(max_walltime="02:00", progress="none"), tmp_path / "run.h5", 13, NUM_STEPS, complete=True)
     assert verify(quiet, file)["complete"]
+
+
+@pytest.mark.usefixtures("never_copied")
+@pytest.mark.parametrize("first_rank", [0, 3])
+def test_another_number_of_ranks_is_no_reason_to_copy(tmp_path: Path, first_rank: int):
+    nums_ranks, places = (3, 1, 5, 2), (0, 13, 15, 20, NUM_STEPS)
+    for num_ranks, (num_past, num_steps) in zip(nums_ranks, pairwise(places), strict=True):
+        feed, is_last = Feed(), num_steps == NUM_STEPS
+        feed.attributes = {"num_ranks": num_ranks}
+        ranks = range(first_rank, first_rank + num_ranks)
+        file = start(feed, tmp_path / "run.h5", num_past, num_steps, is_last, ranks)
+        with checked(file, quiet) as checks:
+            assert checks.ranks()["rank"].tolist() == [*ranks]
+    assert verify(quiet, file)["complete"] and summary(quiet, file)["num_ranks"] == nums_ranks[-1]
+    with h5py.File(file) as stored:
+        assert len(stored["throughput/ranks"]) == sum(nums_ranks)
 
 
 def test_a_file_of_another_compression_is_copied(tmp_path: Path):
@@ -134,6 +158,55 @@ def test_damage_of_old_rows_is_found_later(tmp_path: Path, name: str):
         awaited(check)
     check.end()
     assert not check.poll()
+
+
+class Ended(Exception):
+    pass
+
+
+def test_a_check_that_was_ended_is_gone_on_with_by_a_start_that_has_all_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Else a job that may not last as long as the check never completes its file."""
+    compared = list[tuple[str, int]]()
+
+    def later(part: str, most: int) -> list[tuple[str, int]]:
+        """Compare so many chunks; return those."""
+        check = verify_later(quiet, part)
+        next(check)
+        compared.clear()
+        limit.append(most)
+        with suppress(Ended):
+            list(check)
+        limit.clear()
+        return [*compared]
+
+    def problem(chunks: ChunkReader, number: int, num_rows: int) -> str:
+        if limit and len(compared) == limit[0]:
+            raise Ended
+        compared.append((chunks.name, number))
+        return of_chunk(chunks, number, num_rows)
+
+    limit, of_chunk = list[int](), ChunkReader.problem
+    monkeypatch.setattr(verification, "NOTE_EVERY_S", 0.0)
+    monkeypatch.setattr(verification, "_check_episodes", id)
+    monkeypatch.setattr(os, "nice", int)
+    monkeypatch.setattr(ChunkReader, "problem", problem)
+    part = start(Feed(), tmp_path / "run.h5", 0, 21)
+    try:
+        os.setxattr(part, "user.mpi_rollout.trial", b"")
+    except OSError as error:
+        pytest.skip(f"the file system keeps no attributes with files: {error}")
+    whole = later(part, 10**6)
+    os.removexattr(part, verification.NOTE)
+    first = later(part, 9)
+    start(Feed(), tmp_path / "run.h5", 21, 21)
+    assert first == whole[:9]
+    rest = later(part, 10**6)
+    assert {*whole[9:]} <= {*rest} and len(rest) < len(whole)
+    assert later(part, 10**6) == []
+    start(Feed(), tmp_path / "run.h5", 21, 25)
+    assert {*whole} <= {*later(part, 10**6)}
 
 
 def test_a_check_that_is_ended_says_nothing(tmp_path: Path):

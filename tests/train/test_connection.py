@@ -312,3 +312,31 @@ with mpi_rollout.connect(POLE, 3 + rank // 2, comm=half) as envs:
     assert run(job, num_ranks, code).code == 0
     told = {path.name: path.read_text() for path in job.folder.glob("told by *")}
     assert told == {"told by 0": str([1.0] * 3), "told by 3": str([1.0] * 4)}
+
+
+SLOTS = """
+import gc
+import gymnasium
+
+class Large(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(0, 255, (10**5,), np.uint8), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(10**5, np.uint8), {}
+
+gc.disable()
+for _ in range(4):
+    with mpi_rollout.connect(Large, 4) as envs:
+        if envs is not None:
+            envs.reset()
+with open("/proc/self/maps") as maps:
+    num_mapped = sum("mpi_rollout-" in line for line in maps)
+assert num_mapped <= 2, num_mapped
+"""
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.full_start  # Forked ranks never give their objects back to the garbage collector.
+def test_the_slots_of_closed_connections_do_not_pile_up(job: Job, num_ranks: int):
+    result = run(job, num_ranks, SLOTS)
+    assert result.code == 0, result.err

@@ -1,0 +1,132 @@
+"""What a trainer is given of envs with several agents: dicts by agent, or arrays with one more axis, of the agents.
+
+Behind the results of the env as a whole come those of its agents, see `core.columns.outcomes_of`.  Behind the leaves of
+observations comes which agents are alive.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector.utils import batch_space
+
+from mpi_rollout.core.columns import ALL_AGENTS, RESULTS
+from mpi_rollout.core.spaces import AgentsSpace, Space, Tree, agents_of, describe, leaves, tree_of
+from mpi_rollout.envs.inputs import Info
+from mpi_rollout.errors import ActionError, Option, UsageError
+from mpi_rollout.exchange.infos import FINAL_OBS
+
+FORMS = "dict", "axis"
+
+
+class AgentsForm:
+    """How observations, actions, results and ends of several agents are laid out; "dict" or "axis".
+
+    Parameters
+    ----------
+    observation_space, action_space
+        Of one env, by agent.
+
+    Raises
+    ------
+    UsageError
+        There is an axis of agents only where these have equal spaces.
+    """
+
+    def __init__(self, observation_space: AgentsSpace, action_space: AgentsSpace, form: str):
+        self.names, self.is_axis = agents_of(observation_space), form == "axis"
+        self._observed, self._acted = observation_space[self.names[0]], action_space[self.names[0]]
+        for agent in self.names if self.is_axis else ():
+            for space, first in ((observation_space, self._observed), (action_space, self._acted)):
+                if describe(space[agent]) != describe(first):
+                    pair = f"{self.names[0]!r} has {first}, {agent!r} has {space[agent]}"
+                    raise UsageError(Option("agents"), f" axis needs agents with equal spaces, {pair}; use ", DICT)
+
+    def space(self, by_agent: Space) -> Space:
+        """Return the space of one env, of observations or actions by agent, as the trainer sees it."""
+        if not self.is_axis:
+            return by_agent
+        assert isinstance(by_agent, AgentsSpace)
+        return batch_space(by_agent[self.names[0]], len(self.names))
+
+    def observations(self, by_agent: Tree, num_axes: int) -> Tree:
+        """Return observations by agent, whose arrays have so many axes before their own, as the form is."""
+        return self._joined(self._observed, by_agent, num_axes) if self.is_axis else by_agent
+
+    def _joined(self, space: Space, by_agent: Tree, num_axes: int) -> Tree:
+        parts = [np.stack([leaf.of(by_agent[name]) for name in self.names], num_axes) for leaf in leaves(space)]
+        return tree_of(space, parts)
+
+    def actions(self, actions: Any, num_axes: int) -> Tree:
+        """Return the actions of a trainer by agent; ActionError if they have no axis of the agents."""
+        if not self.is_axis:
+            return actions
+        try:
+            arrays = [np.asarray(leaf.of(actions)) for leaf in leaves(self._acted)]
+        except (LookupError, TypeError, ValueError):
+            arrays = []
+        if not arrays or any(array.shape[num_axes : num_axes + 1] != (len(self.names),) for array in arrays):
+            shape = ", ".join([*("num_steps",) * (num_axes - 1), "num_envs", str(len(self.names)), "..."])
+            got = getattr(actions, "shape", type(actions).__name__)
+            raise ActionError(f"actions of {len(self.names)} agents must be of shape ({shape}), got {got}")
+        parts = enumerate(self.names)
+        return {name: tree_of(self._acted, [array.take(i, num_axes) for array in arrays]) for i, name in parts}
+
+    def columns(self, arrays: Sequence[np.ndarray]) -> Tree:
+        """Return one array for each agent, as the form is."""
+        return np.stack(arrays, -1) if self.is_axis else dict(zip(self.names, arrays, strict=True))
+
+    def results(self, results: Sequence[np.ndarray]) -> list[Tree]:
+        """Return rewards, terminations and truncations; dicts have the ends of the env as a whole, too."""
+        size = len(self.names)
+        whole, parts = (
+            results[: len(RESULTS)],
+            [results[start : start + size] for start in range(3, 3 + 3 * size, size)],
+        )
+        formed = list(map(self.columns, parts))
+        for own, of_all in zip(formed[1:], whole[1:], strict=True):
+            if not self.is_axis:
+                own[ALL_AGENTS] = of_all
+        return formed
+
+    def say(self, infos: Info, alive: Sequence[np.ndarray], ended: np.ndarray | None = None) -> Info:
+        """Add to the infos of a step which agents are alive now, and with an axis which envs' episodes have ended."""
+        infos["alive"] = self.columns([np.array(flags) for flags in alive])
+        if self.is_axis:
+            if ended is not None:
+                infos["ended"] = ended
+            for index in np.flatnonzero(infos.get(f"_{FINAL_OBS}", ())):
+                infos[FINAL_OBS][index] = self.observations(infos[FINAL_OBS][index], 0)
+        return infos
+
+    def batch(
+        self, batch: dict[str, Any], results: Sequence[np.ndarray], before: Sequence[np.ndarray], last: Sequence[Any]
+    ) -> dict[str, Any]:
+        """Return a fragment as the form is; `alive` says which agents acted in each step.
+
+        Parameters
+        ----------
+        before, last
+            Which agents were alive before each step, and after the last one, an array for each agent.
+        """
+        ended = results[1] | results[2]
+        for step, infos in enumerate(batch["infos"]):
+            alive = [flags[step + 1] for flags in before] if step + 1 < len(ended) else last
+            self.say(infos, alive, ended[step])
+        formed = dict(zip((leaf.path for leaf in RESULTS), self.results(results), strict=True))
+        formed |= {"observations": self.observations(batch["observations"], 2), "alive": self.columns(before)}
+        if self.is_axis:
+            formed["actions"] = self._joined(self._acted, batch["actions"], 2)
+        return batch | formed | {"last_observations": self.observations(batch["last_observations"], 1)}
+
+
+DICT = Option("agents", "dict")
+
+
+def form_of(observation_space: Space, action_space: Space, form: str) -> AgentsForm | None:
+    """Return the form for a trainer; None where envs have no agents, for which only "dict" means nothing."""
+    if isinstance(observation_space, AgentsSpace) and isinstance(action_space, AgentsSpace):
+        return AgentsForm(observation_space, action_space, form)
+    if form != FORMS[0]:
+        raise UsageError(Option("agents"), f" {form} is for envs with several agents, these have none; leave it out")
+    return None
