@@ -11,10 +11,11 @@ from functools import partial
 from mpi_rollout import __version__
 from mpi_rollout.commands import file_commands
 from mpi_rollout.config import ENV_OPTIONS, RolloutConfig, check_used
+from mpi_rollout.core.option_values import check_seconds
 from mpi_rollout.errors import Interrupted, Option, RolloutError, SignalInterrupt, UsageError, as_flag
 from mpi_rollout.exchange.job_end import with_stacks
 from mpi_rollout.exchange.world import claimed_rank, claimed_size
-from mpi_rollout.options import GROUPS, RunOptions, SharedOptions, check_seconds
+from mpi_rollout.options import GROUPS, RunOptions, SharedOptions
 from mpi_rollout.parser import Commands, Parser, add_option, add_run_options, path, with_command
 from mpi_rollout.process.console import hold, say, settle, show, stdout_apart, without_stdin
 from mpi_rollout.process.interrupts import raise_on_signals

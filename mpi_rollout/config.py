@@ -154,6 +154,8 @@ class RolloutConfig(RunOptions):
         if not self.in_lockstep:
             groups = f"--batch-size {self.batch_size}" if self.num_groups == 1 else f"--num-groups {self.num_groups}"
             yield f"is for ranks in lockstep, got {groups}; leave one of the two out"
+        if self.ranks_per_env > 1:
+            yield f"needs envs of one rank each, got --ranks-per-env {self.ranks_per_env}; leave one of the two out"
         if self.wait == "sleep":
             yield "needs MPI's own waits, got --wait sleep; leave one of the two out"
         if self.max_env_restarts > 0:

@@ -3,16 +3,14 @@
 The command line, its reference, the stored configuration and all checks of single values follow from this table.
 """
 
-import re
 from collections.abc import Callable
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
-from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Any
 
+from mpi_rollout.core.option_values import check_value
 from mpi_rollout.core.policy_kinds import FILES, RANDOM
 from mpi_rollout.errors import Option, UsageError
-from mpi_rollout.process.clock import MAX_TIMEOUT_S
 
 AUTO, NONE = "auto", "none"
 ACTION_MODES = ("check", "clip", "pass")
@@ -54,6 +52,11 @@ class SharedOptions:
         "how a rank steps its envs: sync, one after the other; vector_entry_point, by the vectorized version that is "
         "registered with the env; envpool, by EnvPool's version of it; native, by what the factory makes of the env "
         "indices of a rank and a seed; auto is vector_entry_point for mpi_rollout/... envs, else sync"
+    )
+    ranks_per_env: int = to_run(1, least=1, metavar="K")(
+        "number of neighbouring ranks that make each env together, for an env that is an MPI program: the factory gets "
+        "their communicator as its argument comm, and reset and step are called on all of them alike; what the first "
+        "of them returns counts"
     )
     num_groups: int = to_speed(1, least=1)(
         "number of groups of envs that are stepped in turn; with 2, the ranks step one group while the policy or the "
@@ -130,6 +133,10 @@ class SharedOptions:
         if self.batch_size is not None and self.num_groups > 1:
             groups = Option("num_groups", self.num_groups)
             raise UsageError(Option("batch_size"), " makes a group of each rank, got ", groups, " too; use one")
+        mode = vectorization_of(self.vectorization_mode, getattr(self, "env", None))
+        if self.ranks_per_env > 1 and mode != "sync":
+            words = " is for single envs, got ", Option("vectorization_mode", mode), "; leave one of the two out"
+            raise UsageError(Option("ranks_per_env", self.ranks_per_env), *words)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,42 +261,6 @@ class RunOptions(SharedOptions):
         form=("[0-9]+-[0-9]+:[0-9]+-[0-9]+", "must be like 0-7:0-999, first and last rank, got {}"),
     )("with --trace, which ranks and which steps, counted from the start of the run: 0-7:0-999")
     json: bool = to_store(False)("print the summary as one line of JSON")
-
-
-def check_value(own: "Field[Any]", value: Any) -> None:
-    """Raise UsageError if a field cannot have a value, as far as its type and its kind tell."""
-    option, kind, least = Option(own.name), own.metadata, own.metadata.get("least")
-    if "choices" in kind and value not in kind["choices"]:
-        raise UsageError(option, f" must be one of {', '.join(kind['choices'])}, got {value}")
-    if value is None and own.default is None:
-        return
-    if least is not None:
-        if not is_of(value, int):
-            raise UsageError(option, f" must be a whole number of at least {least}, got {value!r}")
-        if value < least:
-            raise UsageError(option, f" must be at least {least}, got {value}")
-    if kind.get("is_time"):
-        check_seconds(option, value)
-    if not is_of(value, own.type):
-        expected: dict[object, str] = {dict: "must be a JSON object, got", bool: "must be True or False, got"}
-        raise UsageError(option, f" {expected.get(get_origin(own.type) or own.type, 'cannot be')} {value!r:.80}")
-    if "form" in kind and not re.fullmatch(kind["form"][0], value):
-        raise UsageError(option, " " + kind["form"][1].format(value))
-
-
-def check_seconds(option: Option, value: Any) -> None:
-    """Raise UsageError if a value is no time that one can wait."""
-    if not (is_of(value, float) and 0 < value <= MAX_TIMEOUT_S):
-        raise UsageError(option, f" must be more than 0 s and at most {MAX_TIMEOUT_S:g}, got {value!r}")
-
-
-def is_of(value: Any, annotation: object) -> bool:
-    """Tell whether a value has the type of a field; a whole number is a float as well, a bool is no number."""
-    alternatives = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    types = tuple(get_origin(alternative) or alternative for alternative in alternatives)
-    if isinstance(value, bool):
-        return bool in types
-    return isinstance(value, types) or (float in types and isinstance(value, int))
 
 
 def vectorization_of(mode: str, env: object) -> str:

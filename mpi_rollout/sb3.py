@@ -26,6 +26,7 @@ from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.env_maker import EnvFunction
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.text import pip_install
+from mpi_rollout.train.agent_rows import AgentRows, StepOfRows
 from mpi_rollout.train.connect import connect
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
@@ -49,6 +50,11 @@ class MPIVecEnv(VecEnv):
     envs
         What `mpi_rollout.connect(..., autoreset_mode="same_step")` gives on the root, or `mpi_rollout.launch` with the
         same argument.  In one process also a list of callables that return one env each; they are connected here.
+    agents
+        "rows" for envs with several agents, whose spaces are equal: each agent of each env is an env of its own here,
+        row i * num_agents + j being agent j of env i.  They come from `connect(..., agents="axis")`.  A row is done
+        when its agent leaves; from then until the end of its env's episode it has observations nearest to zero and
+        rewards of 0, and is done then once more.  Methods of a row are those of its env.
     options
         For such a list: arguments of `mpi_rollout.connect`.
 
@@ -60,7 +66,7 @@ class MPIVecEnv(VecEnv):
         Stable-Baselines3 has no use for nested observation spaces.
     """
 
-    def __init__(self, envs: MPIVectorEnv | Sequence[EnvFunction], **options: Any):
+    def __init__(self, envs: MPIVectorEnv | Sequence[EnvFunction], agents: str | None = None, **options: Any):
         if isinstance(envs, list | tuple):
             envs = connect_alone(envs, options)
         elif not isinstance(envs, MPIVectorEnv):
@@ -76,29 +82,39 @@ class MPIVecEnv(VecEnv):
                 "Stable-Baselines3 needs envs that reset in the step in which they end, got autoreset mode "
                 f'{mode.value}; connect(..., autoreset_mode="same_step")'
             )
-        check_for_nested_spaces(envs.single_observation_space)
-        self._envs = envs
-        super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
+        self._envs, self._rows = envs, rows_of_agents(envs, agents)
+        self._per_env = 1 if self._rows is None else len(envs.agents)
+        spaces = envs.agent_spaces or (envs.single_observation_space, envs.single_action_space)
+        check_for_nested_spaces(spaces[0])
+        super().__init__(envs.num_envs * self._per_env, *spaces)
         self.metadata = {name: value for name, value in envs.metadata.items() if name != "autoreset_mode"}
 
     def reset(self) -> Tree:
         """Start a new episode in every env, with the seeds and options set since the last time."""
-        options = [own or None for own in self._options] if any(self._options) else None
-        seeds = None if self._seeds == [None] * self.num_envs else list(self._seeds)
+        options = [own or None for own in self._options[:: self._per_env]] if any(self._options) else None
+        seeds = None if self._seeds == [None] * self.num_envs else list(self._seeds[:: self._per_env])
         observations, infos = self._envs.reset(seed=seeds, options=options)
         self.reset_infos: list[Info] = [{} for _ in range(self.num_envs)]
-        give(self.reset_infos, infos)
+        for place, own in enumerate(self._infos_by_agent(infos)):
+            give(self.reset_infos[place :: self._per_env], own)
         self._reset_seeds()
         self._reset_options()
-        return observations
+        return observations if self._rows is None else self._rows.observations(observations)
+
+    def _infos_by_agent(self, infos: Info) -> list[Info]:
+        """Return the infos of all envs: those of each agent, or of the envs themselves."""
+        return [infos] if self._rows is None else [infos.get(agent, {}) for agent in self._envs.agents]
 
     def step_async(self, actions: Tree) -> None:
         """Send actions of shape (num_envs, ...), or a tree of such arrays, to the ranks."""
-        self._envs.send(actions)
+        self._envs.send(actions if self._rows is None else self._rows.actions(actions, self.action_space))
 
     def step_wait(self) -> tuple[Tree, np.ndarray, np.ndarray, Infos]:
         """Wait until all envs have stepped."""
-        observations, rewards, terminations, truncations, infos = self._envs.recv_all()
+        outcome = self._envs.recv_all()
+        if self._rows is not None:
+            return self._step_of_rows(self._rows.step(outcome), outcome[-1])
+        observations, rewards, terminations, truncations, infos = outcome
         dones, is_cut = terminations | truncations, truncations & ~terminations
         info_of_env: Infos = [{"TimeLimit.truncated": value} for value in is_cut.tolist()]
         if infos:
@@ -113,6 +129,20 @@ class MPIVecEnv(VecEnv):
             info_of_env[env]["terminal_observation"] = infos["final_obs"][env]
         give(last_infos, {name: value for name, value in infos.items() if name not in FINAL})
         give(info_of_env, infos.get("final_info", {}))
+
+    def _step_of_rows(self, step: StepOfRows, infos: Info) -> tuple[Tree, np.ndarray, np.ndarray, Infos]:
+        info_of_row: Infos = [{"TimeLimit.truncated": value} for value in step.is_cut.tolist()]
+        for row, observation in step.final_observations.items():
+            info_of_row[row]["terminal_observation"] = observation
+        last_infos = info_of_row.copy()
+        for row in (np.flatnonzero(infos["ended"]) * self._per_env).tolist():
+            for place in range(row, row + self._per_env):
+                self.reset_infos[place] = last_infos[place] = {}
+        pairs = zip(self._infos_by_agent(infos), self._infos_by_agent(infos.get("final_info", {})), strict=True)
+        for place, (own, final) in enumerate(pairs):
+            give(last_infos[place :: self._per_env], own)
+            give(info_of_row[place :: self._per_env], final)
+        return step.observations, step.rewards.astype(np.float32), step.dones, info_of_row
 
     def has_attr(self, attr_name: str) -> bool:
         """Tell whether all envs have the attribute."""
@@ -139,8 +169,8 @@ class MPIVecEnv(VecEnv):
         return [any(f"<{name}<" in text for name in names) for text in self._call(indices, "__str__")]
 
     def _chosen(self, indices: Indices) -> Sequence[int]:
-        """Return the envs that are meant by None, an index or indices, which may be negative."""
-        return [range(self.num_envs)[index] for index in self._get_indices(indices)]
+        """Return the envs whose rows are meant by None, an index or indices, which may be negative."""
+        return [range(self.num_envs)[index] // self._per_env for index in self._get_indices(indices)]
 
     def _call(self, indices: Indices, name: str, *args: object, **kwargs: object) -> list[Any]:
         """Call a method of some envs in env order; return what they return in the order of the indices."""
@@ -162,6 +192,21 @@ class MPIVecEnv(VecEnv):
     def close(self) -> None:
         """Let the other ranks out of `connect`."""
         self._envs.close()
+
+
+def rows_of_agents(envs: MPIVectorEnv, agents: str | None) -> AgentRows | None:
+    """Return the layout of agents as rows, None for envs of one agent; TypeError or ValueError for another `agents`."""
+    if agents not in (None, "rows"):
+        raise ValueError(f'agents must be "rows" or None, got {agents!r}')
+    if not envs.agents and agents is None:
+        return None
+    if not envs.agents or agents is None:
+        what = f"agents {', '.join(envs.agents)}" if envs.agents else "one agent"
+        way_out = 'give agents="rows"' if envs.agents else "leave out agents"
+        raise TypeError(f"Stable-Baselines3 knows of one agent, these envs have {what}; {way_out}")
+    if not envs.agent_spaces:
+        raise ValueError('agents="rows" needs agents with equal spaces in one array; connect(..., agents="axis")')
+    return AgentRows(envs.agents, envs.num_envs, envs.agent_spaces[0])
 
 
 def connect_alone(env_fns: Sequence[EnvFunction], options: Mapping[str, Any]) -> MPIVectorEnv:

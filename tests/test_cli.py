@@ -22,7 +22,7 @@ OTHER_VALUES = {
     "env": "Acrobot-v1", "env_factory": "envs:Counting", "env_kwargs": '{"a": [1, null]}', "num_envs": "7",
     "num_steps": "8", "num_episodes": "4", "seed": "9", "policy": "policies:leaning", "out": "other.h5",
     "vectorization_mode": "vector_entry_point", "expect_ranks": "3", "progress": "bar",
-    "num_groups": "2", "batch_size": "3", "first_env": "5", "max_walltime": "10:00",
+    "ranks_per_env": "2", "num_groups": "2", "batch_size": "3", "first_env": "5", "max_walltime": "10:00",
     "storage": "sharded", "shards_per_node": "3",
     "max_env_restarts": "3", "env_checks": "finite,dtypes", "env_timeout_s": "2.5", "on_rank_loss": "shrink",
     "wait": "sleep", "compression": "gzip", "limit_s": "0.5", "actions": "clip", "start_timeout_s": "30",

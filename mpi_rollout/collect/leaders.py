@@ -127,7 +127,7 @@ class Leaders:
             self.tell(*[0.0] * (NUM_FIGURES - 1), 1.0)
             self._comm.send(outcome, ROOT, OUTCOME_TAG)
             return None
-        self._outcomes[ROOT] = outcome
+        self._note_end(ROOT, outcome)
         while len(self._outcomes) < self._comm.size:
             if is_to_stop() or any(each.code for each in self._outcomes.values()):
                 self._sign(BEGIN_TAG, STOP_TAG)
@@ -163,8 +163,11 @@ class Leaders:
             for index in indices:
                 rank = self._others[index]
                 if self._inbox[rank, -1]:
-                    self._outcomes[rank] = outcome = self._comm.recv(source=rank, tag=OUTCOME_TAG)
-                    self._states[rank, :2], self._states[rank, RATE] = outcome.num_safe, 0.0
+                    self._note_end(rank, self._comm.recv(source=rank, tag=OUTCOME_TAG))
                 else:
                     self._states[rank] = self._inbox[rank]
                     self._receiving[index] = self._comm.Irecv(self._inbox[rank], rank, STATE_TAG)
+
+    def _note_end(self, rank: int, outcome: Outcome) -> None:
+        self._outcomes[rank] = outcome
+        self._states[rank, :2], self._states[rank, RATE] = outcome.num_safe, 0.0

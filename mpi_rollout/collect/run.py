@@ -22,7 +22,7 @@ from mpi_rollout.core.seeding import seed_global_generators
 from mpi_rollout.envs.bare import Limit
 from mpi_rollout.envs.env_maker import make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
-from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, UsageError
+from mpi_rollout.errors import EnvError, RolloutError, SignalInterrupt, StorageError, UsageError
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.exchange.surviving import check_ulfm, is_ulfm_on
 from mpi_rollout.policies.model import PolicySource, make_model
@@ -33,6 +33,7 @@ from mpi_rollout.process.launcher import be_last, guard, release
 from mpi_rollout.process.terminal import find_terminal
 from mpi_rollout.ranks import agreement
 from mpi_rollout.ranks.agreement import as_refusals
+from mpi_rollout.ranks.job_ranks import JobRanks, join
 from mpi_rollout.ranks.set_up import (
     EnvFacts,
     Plan,
@@ -95,11 +96,15 @@ def _run(config: RolloutConfig) -> int:
 
 def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> tuple[int, Timer]:
     """Do the run; return the exit code, and the timer that ends this process if its envs keep it from ending."""
-    team = find_team(config, comm)
+    marks = {"the configuration": config.to_json(), "the versions": json.dumps(versions())}
+    ranks = join(config, comm, config.start_timeout_s, agreement.LIMIT, lambda: marks)
+    if ranks.is_member:
+        return _step_along(config, ranks)
+    team = _find_team(config, ranks)
     (rank_envs, source, output), hosts = agreement.agree(
         comm,
-        lambda: prepare(team, comm),
-        lambda prepared: fingerprint(config, prepared[0]),
+        lambda: ranks.prepare(lambda: prepare(team, ranks)),
+        lambda prepared: marks | prepared[0].fingerprint(),
         config.start_timeout_s,
         agreement.LIMIT,
     )
@@ -108,7 +113,7 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
     envs = rank_envs.plan.division.whole.envs_of(team.comm.rank)
     seed_again = partial(seed_global_generators, config.seed, comm.rank, first_env=config.first_env)
     worker, facts = assemble(team.comm, rank_envs)
-    limit = Limit(config, worker.exchanges.control, envs, facts.action_space)
+    limit = Limit(rank_envs.plan.make, config.seed, worker.exchanges.control, envs, facts.action_space)
     worker.methods |= {"limit": limit, "seed_again": seed_again}
     trace = Trace(config, worker)
     with unwatched_by_gc():
@@ -116,11 +121,39 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
         worker.aborts_if_unheard = True
         root = None
         if source is not None and output is not None:
-            root = Root(team, source, output, worker, facts, hosts, trace)
+            root = Root(team, source, output, worker, facts, ranks.hosts_of(hosts), trace)
         code = worker.serve()[1] if root is None else root.drive()
         worker.exchanges.free()
-        team.free(comm)
+        team.free(ranks.comm)
+        if ranks.group is not None and ranks.group.is_broken:  # The root has told why.
+            job_end.abort(comm, code or EnvError.exit_code)
         return code, job_end.watch_end(comm, code).begin()
+
+
+def _find_team(config: RolloutConfig, ranks: JobRanks) -> RankTeam:
+    """Find the team of this rank; members of its group go on when that is done, or raise the same error."""
+    try:
+        team = find_team(config, ranks.comm)
+    except RolloutError as error:
+        ranks.let_go(error)
+        raise
+    ranks.let_go()
+    return replace(team, numbers=ranks.leaders)
+
+
+def _step_along(config: RolloutConfig, ranks: JobRanks) -> tuple[int, Timer]:
+    """Make and step envs together with the first rank of this one's group; return what `_collect` returns."""
+    assert ranks.group is not None, "a member is in a group"
+    member = ranks.member(lambda: maker_of(config))
+    member.note_signals()
+    seed_global_generators(config.seed, ranks.group.ranks[0], first_env=config.first_env)
+    if (error := member.serve()) is not None:
+        raise error
+    agreement.agree(ranks.job, member.serve, lambda _: {}, config.start_timeout_s, agreement.LIMIT)
+    world.take_names_off_shared_memory(ranks.job)
+    with unwatched_by_gc():
+        code = member.serve()
+    return code, job_end.watch_end(ranks.job, code).begin()
 
 
 def _hear_signals() -> list[int]:
@@ -153,15 +186,15 @@ def no_other_interrupt() -> Iterator[None]:
 
 
 @no_other_interrupt()
-def prepare(team: RankTeam, comm: "MPI.Intracomm") -> tuple[RankEnvs, PolicySource | None, "Claimed | None"]:
+def prepare(team: RankTeam, ranks: JobRanks) -> tuple[RankEnvs, PolicySource | None, "Claimed | None"]:
     """Check and make on this rank what can be made before the first message; policy and output on a team's root."""
-    config = team.config
+    config, comm = team.config, ranks.job
     world.check_size(comm, config.expect_ranks)
     # Before any code of envs and policy, which may do it otherwise.
     seed_global_generators(config.seed, comm.rank, first_env=config.first_env)
     if config.on_rank_loss == "shrink":
         check_ulfm(comm)
-    plan = replace(plan_of(config, team.comm.size), ranks=team.ranks)
+    plan = ranks.adapted(replace(plan_of(config, team.comm.size), ranks=team.ranks))
     source = output = None
     if team.comm.rank == world.ROOT:
         output = claimed(team)
@@ -259,9 +292,3 @@ def check_places(config: RolloutConfig) -> None:
         check_log_dir(config.log_dir)
     if config.trace:
         check_trace(config, config.trace)
-
-
-def fingerprint(config: RolloutConfig, rank_envs: RankEnvs) -> dict[str, str]:
-    """Return as text what the ranks compare: it must be the same on all of them."""
-    marks = {"the configuration": config.to_json(), "the versions": json.dumps(versions())}
-    return marks | rank_envs.fingerprint()

@@ -45,6 +45,8 @@ class RankTeam:
         On the root of a team, the messages to the other ones, and the hosts of the team's ranks.
     shard_set
         On the root of the job, the set of shards.
+    numbers
+        The numbers in the job of the ranks that are in teams, if these are not all.
     """
 
     comm: "MPI.Intracomm"
@@ -56,6 +58,7 @@ class RankTeam:
     leaders: Leaders | None = None
     hosts: tuple[str, ...] = ()
     shard_set: "ClaimedSet | None" = None
+    numbers: tuple[int, ...] = ()
 
     def free(self, comm: "MPI.Intracomm") -> None:
         """Give back the communicators that are not the job's own.  **Collective** of the team."""
@@ -71,7 +74,8 @@ class RankTeam:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        return tuple(range(self.comm.size)) if self.team is None else self.team.ranks
+        own = tuple(range(self.comm.size)) if self.team is None else self.team.ranks
+        return tuple(self.numbers[rank] for rank in own) if self.numbers else own
 
     @property
     def speaks(self) -> bool:

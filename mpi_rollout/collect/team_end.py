@@ -11,9 +11,8 @@ from mpi_rollout.collect.report import RunFigures
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.collect.team import RankTeam
 from mpi_rollout.errors import Interrupted, PolicyError, RankError, RolloutError, StorageError, as_flag
-from mpi_rollout.exchange.world import ROOT, rank_and_host
 from mpi_rollout.process.clock import utc_now
-from mpi_rollout.process.console import name_of_stop, say
+from mpi_rollout.process.console import say
 from mpi_rollout.storage.values import merged_wrong
 from mpi_rollout.text import counted, system_words
 
@@ -43,12 +42,23 @@ class TeamEnd(RunEnd):
 
     def _settle(self, outcome: Outcome) -> int:
         """Wait for all teams, and end the run as they have ended; return the exit code.  **Collective** of leaders."""
-        outcomes, code = self.leaders.settle(outcome, lambda: bool(self.driver.stop_signal)), 0
+        stops = list[Outcome]()
+
+        def is_to_stop() -> bool:
+            """Look after the other teams; a stop after this team's end is for them."""
+            try:
+                self.monitor.look_after_others(self.leaders)
+            except Interrupted as error:
+                words = error.shown(as_flag)
+                stops.append(Outcome(error.exit_code, outcome.num_safe, None, words, is_stopped=True))
+            return bool(stops)
+
+        outcomes, code = self.leaders.settle(outcome, lambda: bool(stops) or is_to_stop()), 0
         if outcomes is not None:
-            failed, number = [each for each in outcomes if each.code], self.driver.stop_signal
-            if failed and not outcome.code and number:  # It has come after this team's end, for the others.
-                words = f"{rank_and_host(ROOT)}: stopped by {name_of_stop(number)}"
-                failed.insert(0, Outcome(Interrupted.exit_code, outcome.num_safe, None, words, is_stopped=True))
+            self.monitor.progress.close()
+            failed = [each for each in outcomes if each.code]
+            if failed and not outcome.code:
+                failed = stops + failed
             code = self._tell_all(outcomes, failed) if failed else self._complete_set(outcomes)
         return self.leaders.agree_on(code)
 
@@ -125,6 +135,8 @@ def merged(team: RankTeam, outcomes: list[Outcome]) -> RunFigures | None:
         limit=[(sum(run for run, _ in part), sum(bare for _, bare in part)) for part in rates],
         restarts={env: num for each in told for env, num in each.restarts.items()},
         num_waits=sum(each.num_waits for each in told),
+        num_steps_before=min(each.num_steps_before for each in told),
+        fragment_length=max(each.fragment_length for each in told),
         catch_up_s=max(each.catch_up_s for each in told),
         wrong_values=merged_wrong([(start, each.wrong_values) for start, each in zip(starts, told, strict=True)]),
     )

@@ -190,6 +190,7 @@ def _add_exported(parser: Parser, overwrite: str) -> None:
     files = "a file of a run, complete or not; several of one env become one"
     parser.add_argument("files", metavar="FILE", nargs="+", type=path, help=files)
     parser.add_argument("--overwrite", action="store_true", help=overwrite)
+    parser.add_argument("--agent", metavar="NAME", help="of envs with several agents, the one whose data to write")
 
 
 def _values(options: argparse.Namespace) -> dict[str, Any]:

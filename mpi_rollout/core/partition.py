@@ -1,5 +1,6 @@
 """Which rank owns which envs, and which envs are exchanged together: values only, no communication."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -171,3 +172,68 @@ class Division:
         """Return the env indices of one rank in each group that it belongs to."""
         slices = [partition.envs_of(rank - first_rank) for first_rank, partition in self.partitions]
         return tuple(envs for envs in slices if envs)
+
+
+def ranks_by_node(nodes: Sequence[str]) -> list[list[int]]:
+    """Return the ranks of each node, in the order of its first rank; `nodes` has the node of each rank."""
+    by_node: dict[str, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        by_node.setdefault(node, []).append(rank)
+    return list(by_node.values())
+
+
+@dataclass(frozen=True)
+class EnvRanks:
+    """Which ranks make each env together: `ranks_per_env` neighbours, on one node where that is possible.
+
+    `nodes` has the node of each rank.  A root that steps no envs, with `root_envs` 0, is by itself.  The first rank of
+    each group, and such a root, are the leaders: the job is divided among them as if it had no other ranks.
+
+    Raises
+    ------
+    UsageError
+        Some ranks would be left.
+    """
+
+    nodes: tuple[str, ...]
+    ranks_per_env: int
+    root_envs: int | None = None
+
+    def __post_init__(self) -> None:
+        num_ranks = len(self.nodes) - self._num_apart
+        if num_ranks % self.ranks_per_env or not num_ranks:
+            got = f"{counted(num_ranks, 'rank')}" + " besides the root, which steps no envs" * self._num_apart
+            needs = f" must divide the number of ranks that step envs, got {got}; start the program with "
+            raise UsageError(Option("ranks_per_env", self.ranks_per_env), f"{needs}mpirun -n {self._fitting_number}")
+
+    @property
+    def _num_apart(self) -> int:
+        return int(self.root_envs == 0)
+
+    @property
+    def _fitting_number(self) -> int:
+        return self._num_apart + max(1, len(self.nodes) // self.ranks_per_env) * self.ranks_per_env
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Return the ranks of each group, rising, in the order of the first ranks."""
+        size, first = self.ranks_per_env, self._num_apart
+        by_node = [[rank + first for rank in ranks] for ranks in ranks_by_node(self.nodes[first:])]
+        whole = [ranks[: len(ranks) - len(ranks) % size] for ranks in by_node]
+        left = sorted(rank for ranks, taken in zip(by_node, whole, strict=True) for rank in ranks[len(taken) :])
+        rows = [ranks[start : start + size] for ranks in [*whole, left] for start in range(0, len(ranks), size)]
+        return tuple(sorted(map(tuple, rows)))
+
+    @property
+    def leaders(self) -> tuple[int, ...]:
+        """Return the ranks that take part in the exchange, rising: the root is the first."""
+        return *range(self._num_apart), *(ranks[0] for ranks in self.groups)
+
+    @property
+    def scattered(self) -> tuple[tuple[int, ...], ...]:
+        """Return the groups whose ranks are on several nodes."""
+        return tuple(ranks for ranks in self.groups if len({self.nodes[rank] for rank in ranks}) > 1)
+
+    def group_of(self, rank: int) -> tuple[int, ...]:
+        """Return the group of a rank; empty for a root by itself."""
+        return next((ranks for ranks in self.groups if rank in ranks), ())

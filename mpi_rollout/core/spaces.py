@@ -170,6 +170,12 @@ def bounds_of(space: Space) -> tuple[np.ndarray, np.ndarray]:
     return low, low + count - 1
 
 
+def nearest_to_zero(space: Space) -> Tree:
+    """Return the value of a space that is nearest to zero, as a tree of arrays."""
+    parts = leaf_spaces(space)
+    return tree_of(space, [np.clip(np.zeros(part.shape or (), part.dtype), *bounds_of(part)) for part in parts])
+
+
 def rounding(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return the distance from its bounds that rounding may give a float."""
     largest = np.maximum(*(np.where(np.isfinite(bound), np.abs(bound), 0) for bound in (low, high)))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
-from mpi_rollout.core.partition import Partition
+from mpi_rollout.core.partition import Partition, ranks_by_node
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ def shards_of(num_envs: int, nodes: Sequence[str], shards_per_node: int) -> tupl
 
     Each node has as many envs as its share of the ranks says, and each shard has one env at least.
     """
-    weights = [len(ranks) / shards_per_node for ranks in _ranks_by_node(nodes) for _ in range(shards_per_node)]
+    weights = [len(ranks) / shards_per_node for ranks in ranks_by_node(nodes) for _ in range(shards_per_node)]
     stops, total = [0], 0.0
     for weight in weights:
         total += weight
@@ -45,7 +45,7 @@ def teams_of(shards: Sequence[range], nodes: Sequence[str], is_one: bool = False
     A team is on one node if there are equally many shards for each node.  With `is_one` all ranks are one team: the
     run needs all envs at one place.
     """
-    by_node = _ranks_by_node(nodes)
+    by_node = ranks_by_node(nodes)
     if len(shards) % len(by_node) or is_one:
         by_node = [[rank for ranks in by_node for rank in ranks]]
     teams = []
@@ -54,13 +54,6 @@ def teams_of(shards: Sequence[range], nodes: Sequence[str], is_one: bool = False
         parts = zip(_parts(ranks, num_teams), _parts(own, num_teams), strict=True)
         teams += [Team(tuple(sorted(some_ranks)), tuple(some_shards)) for some_ranks, some_shards in parts]
     return tuple(teams)
-
-
-def _ranks_by_node(nodes: Sequence[str]) -> list[list[int]]:
-    by_node: dict[str, list[int]] = {}
-    for rank, node in enumerate(nodes):
-        by_node.setdefault(node, []).append(rank)
-    return list(by_node.values())
 
 
 def _parts(items: Sequence[T], num_parts: int) -> list[Sequence[T]]:

@@ -32,10 +32,10 @@ class SeveralRuns:
         Of one env of any file.
     """
 
-    def __init__(self, paths: Iterable[str]):
+    def __init__(self, paths: Iterable[str], agent: str | None = None):
         self.files: list[RunData] = []
         for path in paths:
-            self.files.append(RunData(path))
+            self.files.append(RunData(path, agent))
             _check_same_spaces(self.files[0], self.files[-1])
         self.observation_space, self.action_space = self.files[0].observation_space, self.files[0].action_space
 
@@ -136,14 +136,14 @@ def _together(tables: list[np.ndarray]) -> np.ndarray:
 
 
 @overload
-def open(path: Path) -> RunData: ...
+def open(path: Path, *, agent: str | None = None) -> RunData: ...
 
 
 @overload
-def open(path: list[Path] | tuple[Path, ...]) -> SeveralRuns: ...
+def open(path: list[Path] | tuple[Path, ...], *, agent: str | None = None) -> SeveralRuns: ...
 
 
-def open(path: Path | list[Path] | tuple[Path, ...]) -> RunData | SeveralRuns:
+def open(path: Path | list[Path] | tuple[Path, ...], *, agent: str | None = None) -> RunData | SeveralRuns:
     """Open what a run has written; neither MPI nor the env is needed.
 
     All tables, the list of chunks and HDF5's index are read and checked.  Columns are read where they are sliced.
@@ -153,13 +153,15 @@ def open(path: Path | list[Path] | tuple[Path, ...]) -> RunData | SeveralRuns:
     path
         A file: complete, recovered, or a `.part`, of which all is there that its run has committed.  Or a list of
         files whose envs have the same spaces: they are one data set.
+    agent
+        Of envs with several agents, read the data of this one alone: its spaces, columns and episodes.
 
     Raises
     ------
     DataError
         The file is missing, damaged, another program's, or has no trajectories.
     UsageError
-        The list is empty, or is no list of paths.
+        The list is empty, or is no list of paths.  There is no such agent, or the file is a recording.
 
     Examples
     --------
@@ -169,8 +171,8 @@ def open(path: Path | list[Path] | tuple[Path, ...]) -> RunData | SeveralRuns:
     ...     episode.observations, episode.actions
     """
     if isinstance(path, str | os.PathLike):
-        return RunData(os.fspath(path))
+        return RunData(os.fspath(path), agent)
     paths = list(path) if isinstance(path, Iterable) else []
     if not paths or not all(isinstance(part, str | os.PathLike) for part in paths):
         raise UsageError(f"mpi_rollout.open takes the path of a file, or a list of paths; got {path!r:.80}")
-    return SeveralRuns([os.fspath(part) for part in paths])
+    return SeveralRuns([os.fspath(part) for part in paths], agent)

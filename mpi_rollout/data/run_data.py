@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.columns import TABLE, Rows, column_of
 from mpi_rollout.core.spaces import Tree, agents_of
+from mpi_rollout.data.agent_run import AgentRun
 from mpi_rollout.data.columns import Column, group_tree
 from mpi_rollout.data.episodes import Episode
 from mpi_rollout.data.reading import EpisodeRows, Reading, as_table, check_groups, chosen, ordered
@@ -55,8 +56,8 @@ class RunData:
         By agent, columns of shape (T + 1, N): whether the agent acts in the step; {} without agents.
     """
 
-    def __init__(self, path: str):
-        self._source = StoredRun(path)
+    def __init__(self, path: str, agent: str | None = None):
+        self._source, self._agent = StoredRun(path) if agent is None else AgentRun(path, agent), agent
         self._source.check_has_steps()
         attributes, names = self._source.attributes, self._source.leaves
         self.num_envs, self.seed, self.env_id = self.config.num_envs, self.config.seed, self.config.env
@@ -251,8 +252,8 @@ class RunData:
         env = self.env_id or self.config.env_factory
         return f"<RunData {self.path}: {env}, {self.num_envs:,} envs x {self.num_steps:,} steps>"
 
-    def __reduce__(self) -> tuple[type["RunData"], tuple[str]]:
-        return RunData, (self._source.locate(),)
+    def __reduce__(self) -> tuple[type["RunData"], tuple[str, str | None]]:
+        return RunData, (self._source.locate(), self._agent)
 
 
 def _plain(value: object) -> object:

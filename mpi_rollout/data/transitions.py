@@ -152,8 +152,8 @@ class FileTransitions:
     def _pick_of(self, number: int, name: str, steps: np.ndarray, envs: np.ndarray) -> np.ndarray:
         file, key = self._source.use(number), (name, number)
         if key not in self._mapped:
-            num_rows = self._source.num_rows(name)
-            self._mapped[key] = file.attempt(lambda: MappedColumn(file, name, num_rows), name)
+            num_rows, stored_name = self._source.num_rows(name), self._source.stored_name(name)
+            self._mapped[key] = file.attempt(lambda: MappedColumn(file, stored_name, num_rows), name)
         return file.attempt(lambda: self._mapped[key].pick(steps, envs), name)
 
 

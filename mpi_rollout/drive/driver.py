@@ -269,7 +269,7 @@ class Driver:
         self.drain(is_void=True)
         for exchange in self.exchanges.all:
             exchange.post_order(Command.STOP, code)
-        self.worker.close()
+        self.worker.close(code)
 
 
 def packed(value: object) -> bytes:

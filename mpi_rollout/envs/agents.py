@@ -15,7 +15,7 @@ import numpy as np
 
 from mpi_rollout.core.columns import ALL_AGENTS
 from mpi_rollout.core.layout import Columns
-from mpi_rollout.core.spaces import AgentsSpace, Space, Tree, agents_of, bounds_of, leaf_spaces, tree_of
+from mpi_rollout.core.spaces import AgentsSpace, Space, Tree, agents_of, nearest_to_zero
 from mpi_rollout.envs.faults import Begun, Outcome
 from mpi_rollout.envs.inputs import Info, OptionsOfOne
 from mpi_rollout.errors import DataError, UsageError
@@ -59,7 +59,7 @@ class AgentsEnv(gymnasium.Env):
             for method in (parallel_env.observation_space, parallel_env.action_space)
         )
         self._known, self._alive = frozenset(agents), frozenset[str]()
-        self._absent = {agent: _nearest_to_zero(space) for agent, space in self.observation_space.spaces.items()}
+        self._absent = {agent: nearest_to_zero(space) for agent, space in self.observation_space.spaces.items()}
         self.leave_out()
 
     def leave_out(self, alive: Sequence[float] = ()) -> None:
@@ -135,11 +135,6 @@ def _space_of(method: Any, agent: str, name: str) -> Space:
     if not isinstance(space, gymnasium.Space):
         raise UsageError(f"{name}: {method.__name__}({agent!r}) must return a Gymnasium space, got {space!r:.80}")
     return space
-
-
-def _nearest_to_zero(space: Space) -> Tree:
-    parts = leaf_spaces(space)
-    return tree_of(space, [np.clip(np.zeros(part.shape or (), part.dtype), *bounds_of(part)) for part in parts])
 
 
 def _said(infos: Mapping[str, Info]) -> Info:

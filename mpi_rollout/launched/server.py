@@ -96,7 +96,7 @@ def _end_with_trainer(channel: Channel, comm: "MPI.Intracomm") -> NoReturn:
 def serve(envs: MPIVectorEnv, channel: Channel) -> None:
     """Do what the trainer asks for, until it closes the envs; raise one of `ERRORS` when it is gone."""
     spaces = envs.single_observation_space, envs.single_action_space
-    names = ("spec", "render_mode", "metadata", "autoreset_mode", "agents")
+    names = ("spec", "render_mode", "metadata", "autoreset_mode", "agents", "agent_spaces")
     channel.send((VALUE, (envs.num_envs, spaces, {name: vars(envs)[name] for name in names})))
     memory = StepMemory(spaces, envs.num_envs, channel, creates=True) if channel.is_local and not envs.agents else None
     laid = () if memory is None else (tree_of(spaces[1], memory.actions),)

@@ -20,11 +20,11 @@ import numpy as np
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.spaces import Dict, Tuple
 
+from mpi_rollout.core.option_values import check_seconds
 from mpi_rollout.core.spaces import set_spaces, tree_of
 from mpi_rollout.errors import Option, Raised, RankLost, RolloutError, UsageError, caused_by
 from mpi_rollout.launched.channel import ERRORS, Channel, Meeting, StepMemory
 from mpi_rollout.launched.job import ENDING_S, BatchOptions, Job, Words, batch_command, launcher_of
-from mpi_rollout.options import check_seconds
 from mpi_rollout.policies.parameters import array_of
 from mpi_rollout.process.console import say
 from mpi_rollout.process.host import num_usable_cores

@@ -250,6 +250,7 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
     own = (exchange for exchange in exchanges.all if exchange.envs)
     slices, rank = list(map(slice_of, own, rank_envs.envs)), (plan.ranks or range(comm.size))[comm.rank]
     worker = Worker(exchanges, slices, rank_envs.model, rank)
+    worker.env_group = plan.make.group
     worker.watch(plan.on_fault.timeout_s)
     return worker, facts
 

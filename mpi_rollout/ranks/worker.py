@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 
 from mpi_rollout.core.layout import FAULT, UNDONE
+from mpi_rollout.envs.env_group import EnvGroup
 from mpi_rollout.errors import EnvError, Fault, PolicyError, RankError, RankLost, SignalInterrupt, as_flag, cause_of
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
@@ -63,6 +64,7 @@ class Worker:
         self.error: BaseException | None = None  # What user code raised here in the last failure.
         self._fault: Fault | None = None  # The earliest, where slices of several exchanges have failed.
         self._failed: set[Slice | None] = set()  # They are stepped no more; None is for exchanges without a slice.
+        self.env_group: EnvGroup | None = None  # The ranks that make each of these envs together.
         self._grace = threading.Timer(GRACE_S, lambda: None)
         self._active: Slice | None = None  # The slice whose envs are at work.
         self._is_calling = False
@@ -80,6 +82,8 @@ class Worker:
                 signal.signal(number, self._ask_to_stop)
         if asked:
             self._ask_to_stop(asked[0], None)
+        if self.env_group is not None:  # Launchers signal all ranks: of several signals, the first counts.
+            self.env_group.on_signal = lambda number: None if self.stop_signal else self._ask_to_stop(number, None)
 
     def _ask_to_stop(self, number: int, _frame: FrameType | None) -> None:
         if self._stop_asked_at and time.monotonic() - self._stop_asked_at > 1.0:
@@ -124,7 +128,7 @@ class Worker:
             for other in self.exchanges.all:
                 if other is not exchange:
                     other.await_order()
-            self.close()
+            self.close(exchange.order.argument)
         elif command == Command.CALL:
             name, args = pickle.loads(exchange.await_bytes().data)
             self.exchanges.control.gather(self.call(name, *args), ROOT)
@@ -268,8 +272,11 @@ class Worker:
         self._grace.daemon = True
         self._grace.start()
 
-    def close(self) -> None:
-        """Close the envs, in a run within a time limit.  Its data are safe: an env that cannot close is reported."""
+    def close(self, code: int = 0) -> None:
+        """Close the envs, in a run within a time limit.  Its data are safe: an env that cannot close is reported.
+
+        `code` is the job's exit code.
+        """
         if self.aborts_if_unheard and self._watchdog is None:
             self.watch(end_timeout_s(CLOSE_LIMIT_S))
         for slice_ in self.slices:
@@ -278,6 +285,8 @@ class Worker:
                 say(f"mpi_rollout: {rank_and_host(self.rank)}: closing its envs: {words_of(error)}\n")
         if self._watchdog is not None:
             self._watchdog.close()
+        if self.env_group is not None:
+            self.env_group.let_go(code)
 
 
 def is_stop(error: BaseException) -> bool:

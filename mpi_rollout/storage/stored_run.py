@@ -124,6 +124,10 @@ class StoredRun:
         for file, _ in self.parts:
             file.close()
 
+    def stored_name(self, name: str) -> str:
+        """Return the name of a column in the files."""
+        return name
+
     def num_rows(self, name: str) -> int:
         """Return the number of committed rows of a column; 0 before the first step."""
         return self.num_steps + has_last_row(name) if self.num_steps else 0
@@ -134,14 +138,14 @@ class StoredRun:
         Every chunk is checked.  Only the files are opened that have these envs.
         """
         if len(self.parts) == 1:
-            return self.parts[0].file.read(name, rows, envs, into)
+            return self.parts[0].file.read(self.stored_name(name), rows, envs, into)
         leaf, num_rows = self.leaves[name], rows.stop - rows.start if isinstance(rows, slice) else len(rows)
         array = np.empty((num_rows, envs.stop - envs.start, *leaf.shape), leaf.dtype) if into is None else into
         for file, inner, outer in self._overlaps(envs):
             if isinstance(rows, slice):
-                file.read(name, rows, inner, array[:, outer])
+                file.read(self.stored_name(name), rows, inner, array[:, outer])
             else:
-                array[:, outer] = file.read(name, rows, inner)
+                array[:, outer] = file.read(self.stored_name(name), rows, inner)
         return array
 
     def _overlaps(self, envs: slice) -> Iterator[tuple[StoredFile, slice, slice]]:

@@ -21,11 +21,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig, flag, switch, unused
+from mpi_rollout.core.option_values import check_value
 from mpi_rollout.errors import Interrupted, LaunchError, SignalInterrupt, StorageError, UsageError
 from mpi_rollout.exchange.waiting import CROWDED
 from mpi_rollout.exchange.world import claimed_size
 from mpi_rollout.launched.keeper import end
-from mpi_rollout.options import AUTO, check_value, option, vectorization_of
+from mpi_rollout.options import AUTO, option, vectorization_of
 from mpi_rollout.process.launcher import find_launcher, last_words
 from mpi_rollout.text import pip_install
 

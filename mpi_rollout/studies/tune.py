@@ -14,8 +14,8 @@ from statistics import median
 import gymnasium
 
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.option_values import check_seconds
 from mpi_rollout.errors import Option, RolloutError, StorageError
-from mpi_rollout.options import check_seconds
 from mpi_rollout.process.console import show
 from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.studies.jobs import JobOptions, Options, arguments_of, check_scipy, usable_launcher

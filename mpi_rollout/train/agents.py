@@ -36,6 +36,7 @@ class AgentsForm:
     def __init__(self, observation_space: AgentsSpace, action_space: AgentsSpace, form: str):
         self.names, self.is_axis = agents_of(observation_space), form == "axis"
         self._observed, self._acted = observation_space[self.names[0]], action_space[self.names[0]]
+        self.agent_spaces = (self._observed, self._acted) if self.is_axis else ()
         for agent in self.names if self.is_axis else ():
             for space, first in ((observation_space, self._observed), (action_space, self._acted)):
                 if describe(space[agent]) != describe(first):

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from gymnasium.vector import AutoresetMode
 
+from mpi_rollout.core.option_values import check_seconds
 from mpi_rollout.envs.env_maker import Env, EnvFunction, Kwargs
 from mpi_rollout.envs.wrapping import Wrappers
 from mpi_rollout.errors import Option, RolloutError
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.infos import Infos
-from mpi_rollout.options import check_seconds
 from mpi_rollout.process.start import end_with_launcher
 from mpi_rollout.train.connection import Connection
 from mpi_rollout.train.request import PolicyArgument, Request, check_arguments

@@ -4,7 +4,6 @@ In one process there is nobody to meet: the envs are there at once, and the end 
 connections over the same ranks take turns.
 """
 
-import atexit
 import gc
 import json
 import os
@@ -12,6 +11,7 @@ import sys
 import threading
 import traceback
 from contextlib import nullcontext
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, NoReturn
 from weakref import WeakSet, finalize
@@ -27,11 +27,12 @@ from mpi_rollout.process.console import say, without_stdin
 from mpi_rollout.process.interrupts import exit_by_signals, is_main_thread, unheeded
 from mpi_rollout.process.paths import current, located, started_in
 from mpi_rollout.ranks import agreement
+from mpi_rollout.ranks.job_ranks import JobRanks, join
 from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_envs, unwatched_by_gc
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.storage.values import check_storable
-from mpi_rollout.text import message_of
 from mpi_rollout.train.agents import form_of
+from mpi_rollout.train.closing import OPEN_TURNS, close, hint
 from mpi_rollout.train.ends import RootEnd, Turns, serve
 from mpi_rollout.train.recording import check_record, start_recording, types_of
 from mpi_rollout.train.request import Request
@@ -53,6 +54,7 @@ class Connection:
         All ranks agree on it; pickled, where the root has sent it.
     """
 
+    _ranks: JobRanks
     _comm: "MPI.Intracomm"  # COMM_WORLD from the moment of entering on, where none is given.
 
     def __init__(self, request: Request | bytes, comm: "MPI.Intracomm | None", timeout_s: float = 0.0):
@@ -89,11 +91,11 @@ class Connection:
         comm = self._comm = world.comm_world() if self._given_comm is None else self._given_comm
         is_inside = any(world.shared_ranks(other._comm, comm) == "all" for other in _entered)
         if comm.rank == world.ROOT:
-            num_known = len(_turns)
-            _turns[:] = [turns for turns in _turns if turns.open]
-            if len(_turns) < num_known:  # Closed ones lie in cycles, with their shared slots and a descriptor of these.
+            num_known = len(OPEN_TURNS)
+            OPEN_TURNS[:] = [turns for turns in OPEN_TURNS if turns.open]
+            if len(OPEN_TURNS) < num_known:  # Closed ones lie in cycles, with shared slots and a descriptor of these.
                 gc.collect()
-            open_ones = [turns for turns in _turns if world.shared_ranks(turns.comm, comm) != "none"]
+            open_ones = [turns for turns in OPEN_TURNS if world.shared_ranks(turns.comm, comm) != "none"]
             self._open_beside(open_ones[0]) if open_ones else self._open(is_inside)
         elif not is_inside:  # What is opened inside of another connection is served with that one.
             with without_stdin():
@@ -108,9 +110,10 @@ class Connection:
             )
         agreement.meet(self._comm, self._timeout_s, MEETING)
         turns: Turns[RootEnd] = Turns(self._comm)
+        self._join()
         self._drive(turns, *self._make(None))
         if self._comm.size > 1:
-            _turns.append(turns)
+            OPEN_TURNS.append(turns)
             turns.kept.enter_context(job_end.no_early_end(self._comm))
 
     def _open_beside(self, turns: Turns[RootEnd]) -> None:
@@ -119,6 +122,11 @@ class Connection:
             raise UsageError(
                 "connect over some of the ranks that serve a connection which is open; give both the same comm, or "
                 "close that one first"
+            )
+        if any(each._loaded_request().ranks_per_env > 1 for each in (self, *_entered)):
+            raise UsageError(
+                "connect while another connection is open is for envs of one rank each, got ranks_per_env on one of "
+                "them; close that one first"
             )
         pickled = self._loaded_request().pickled("while a connection is open, what another one is told")
         _entering.append(self)
@@ -136,23 +144,38 @@ class Connection:
         agreement.meet(self._comm, self._timeout_s, MEETING)
         turns: Turns[Worker] = Turns(self._comm)
         try:
-            turns.add(self._make(turns)[0])
+            self._join()
+            if self._ranks.is_member:
+                member = self._ranks.member(lambda: self._loaded_request().make)
+                with job_end.no_early_end(self._comm):
+                    agreement.agree(self._comm, member.serve, lambda _: {}, self._timeout_s)
+            else:
+                member = None
+                turns.add(self._make(turns)[0])
         except RolloutError as error:
             sys.exit(error.exit_code)  # The root says why.
         with job_end.all_or_none(self._comm), job_end.no_early_end(self._comm), unwatched_by_gc(), unheeded():
-            code = serve(turns)
+            code = serve(turns) if member is None else member.serve()
+        self._ranks.end_broken_group(code)
         job_end.watch_end(self._comm, code)
         if code:
             sys.exit(code)  # The trainer has failed.
 
+    def _join(self) -> None:
+        """Form the groups of ranks that make envs together.  **Collective**."""
+        request = self._loaded_request()
+        marks = lambda: request.fingerprint() | {"the versions": json.dumps(versions())}  # noqa: E731
+        self._ranks = join(request, self._comm, self._timeout_s, "timeout_s", marks)
+
     def _make(self, turns: Turns[Worker] | None) -> tuple[Worker, EnvFacts]:
         """Agree with the other ranks, and make envs and exchanges; `turns` are those of a worker.  **Collective**."""
-        comm = self._comm
+        comm, ranks = self._comm, self._ranks
         timeout_s = self._timeout_s if comm.size > 1 else inf  # A user of one process sees that envs hang.
 
         def connect(pickled: bytes) -> None:  # The worker keeps it, so it must not keep `self`.
             """Make another connection.  The root calls this by name on all ranks, and is itself entering it."""
             another = _entering[0] if turns is None else Connection(pickled, comm, timeout_s)
+            another._ranks = ranks
             try:
                 another._made = another._make(turns)
             except RolloutError as error:  # All ranks raise it.
@@ -162,9 +185,10 @@ class Connection:
                 turns.add(another._made[0])
 
         with nullcontext() if comm.size == 1 else job_end.no_early_end(comm):
-            rank_envs, self._hosts = agreement.agree(comm, self._prepare, self._fingerprint, timeout_s)
+            prepare = partial(ranks.prepare, self._prepare)
+            rank_envs, self._hosts = agreement.agree(comm, prepare, self._fingerprint, timeout_s)
             with job_end.all_or_none(comm):
-                worker, facts = assemble(comm, rank_envs)
+                worker, facts = assemble(ranks.comm, rank_envs)
         worker.methods["connect"] = connect
         return worker, facts
 
@@ -188,7 +212,7 @@ class Connection:
             envs.close(code=getattr(error, "exit_code", RolloutError.exit_code))
             raise
         if is_alone:
-            finalize(envs, _close, envs.end, os.getpid())
+            finalize(envs, close, envs.end, os.getpid())
 
     def _prepare(self) -> RankEnvs:
         world.check_thread()
@@ -206,7 +230,8 @@ class Connection:
                 self._record = located(str(request.record))
                 if comm.rank == world.ROOT:
                     check_record(self._record, request.compression)
-            rank_envs = make_rank_envs(request.plan(comm.size), comm.rank)
+            ranks = self._ranks.comm
+            rank_envs = make_rank_envs(self._ranks.adapted(request.plan(ranks.size)), ranks.rank)
         if (facts := rank_envs.facts) is not None:
             form_of(facts.observation_space, facts.action_space, request.agents)
             if request.record is not None:
@@ -226,7 +251,8 @@ class Connection:
         _entered.discard(self)
         if error is not None:
             exits.end_if_forked(error)
-            self._hint(error)
+            if self._envs is None:
+                hint(error, self._comm.rank)
         if self._envs is None or exits.is_forked():
             return
         code = exits.exit_code_of(error)
@@ -246,16 +272,9 @@ class Connection:
             watch.start()
         envs.close(code=code)
         watch.cancel()
+        self._ranks.end_broken_group(code)
         if self._comm.size > 1:
             job_end.watch_end(self._comm, code)
-
-    def _hint(self, error: BaseException) -> None:
-        """Add the most frequent cause to an error of a rank that has no envs."""
-        if self._envs is None and isinstance(error, AttributeError | TypeError) and "NoneType" in message_of(error):
-            error.add_note(
-                f"mpi_rollout: rank {self._comm.rank} has no envs: connect gives them to rank 0, and None to the other "
-                "ranks; write `if envs is not None:` inside of the with statement"
-            )
 
     def _abort(self, error: BaseException | None, code: int) -> None:
         if error is not None:
@@ -266,25 +285,4 @@ class Connection:
 
 # The connections whose with statement this rank is in.  Weak, for those that are entered by hand, and never left.
 _entered: WeakSet[Connection] = WeakSet()
-_turns: list[Turns[RootEnd]] = []  # The connections whose root this rank is.
 _entering: list[Connection] = []  # The one that the root opens while others are open.
-
-
-@atexit.register
-def _check_closed() -> None:
-    """End the job at the interpreter's end if ranks still serve: they would hang it."""
-    for turns in _turns:
-        if turns.open and not exits.is_forked():
-            say(
-                f"mpi_rollout: {world.rank_and_host(world.ROOT)}: the trainer ended without closing its envs; "
-                "use `with mpi_rollout.connect(...) as envs:`, or call envs.close()\n"
-            )
-            for end in turns.open.values():
-                end.finish_recording()
-            job_end.abort(turns.comm, RolloutError.exit_code)
-
-
-def _close(end: RootEnd, pid: int) -> None:
-    """Close the envs of one process when nobody has them any more, or at the program's end; never in a fork."""
-    if os.getpid() == pid:
-        end.close(0)

@@ -40,8 +40,8 @@ class MPIVectorEnv(CalledByName):
         As Gymnasium has them.
     autoreset_mode
         As SyncVectorEnv has it; `metadata` has it too.
-    agents
-        The names of each env's agents; () where the env itself is the only one.
+    agents, agent_spaces
+        Their names, () where the env is the only one; with an axis of them the spaces of one, observations and actions.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class MPIVectorEnv(CalledByName):
         self._driver, self._batch_size, self.agents = driver, batch_size, agents_of(driver.observation_space)
         spaces = driver.observation_space, driver.action_space
         set_spaces(self, driver.num_envs, *(spaces if form is None else map(form.space, spaces)))
+        self.agent_spaces = () if form is None else form.agent_spaces
         self.spec, self.render_mode = facts.spec, facts.render_mode
         self.metadata = {**facts.metadata, "autoreset_mode": mode}
         self.autoreset_mode = mode

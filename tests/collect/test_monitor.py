@@ -76,6 +76,9 @@ class Others:
             self.room[rank][:] = self.told.pop(rank)
         return [rank - 1 for rank in ranks]
 
+    def Send(self, _sign: np.ndarray, _rank: int, _tag: int) -> None:  # noqa: N802
+        pass
+
     def recv(self, source: int, tag: int) -> Outcome:
         return Outcome(0, 30)
 
@@ -95,6 +98,32 @@ def test_what_is_shown_of_shards_is_of_all_once_all_have_told_it(monitor: Monito
     others.told = {2: [0, 0, 0, 0, 0, 1]}  # Its end.
     look(monitor, driver, 102.5, 250)
     assert leaders.intervals[1:] == [(2.5, 250 + 60 + 80, 100.0 + 20.0)] and leaders.steps == (1, 30)
+
+
+def test_the_first_leader_looks_after_teams_that_go_on_when_its_own_has_ended(
+    monitor: Monitor, driver: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+):
+    others, now_s = Others(), [100.0]
+    monkeypatch.setattr("mpi_rollout.collect.monitor.perf_counter", lambda: now_s[0])
+    monitor._leaders = leaders = Leaders(others)
+    seconds = iter((0.1, 0.5, 3.0))
+
+    def is_to_stop() -> bool:
+        if not (more := next(seconds, None)):
+            others.told = {1: [0, 0, 0, 0, 0, 1], 2: [0, 0, 0, 0, 0, 1]}
+            return False
+        now_s[0] += more
+        monitor.look_after_others(leaders)
+        others.told = {1: [4, 3, 60, 20, 0, 0], 2: [9, 8, 80, 10, 0, 0]}
+        return False
+
+    outcomes = leaders.settle(Outcome(0, 30), is_to_stop)
+    assert len(outcomes) == 3 and leaders.intervals == [(0.5, 140, 30.0), (3.5, 140, 30.0)]
+    assert [call.args[0].steps for call in monitor.progress.tell.call_args_list] == ["4 to 30"] * 2
+    assert [call.kwargs["num_steps"] for call in monitor._status.tell.call_args_list] == [0, 3]
+    monitor._deadline = MagicMock(reason="--max-walltime", is_near=lambda *_: True)
+    with pytest.raises(Interrupted, match=r"rank 0 \(.*\): stopped for --max-walltime"):
+        monitor.look_after_others(leaders)
 
 
 def test_a_pause_is_in_no_interval(monitor: Monitor, driver: SimpleNamespace, state: RunState):

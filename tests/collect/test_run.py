@@ -23,6 +23,7 @@ from mpi_rollout.envs.faults import ABORT
 from mpi_rollout.errors import Interrupted, UsageError
 from mpi_rollout.exchange.world import SingleRankComm
 from mpi_rollout.process.interrupts import STOP_SIGNALS
+from mpi_rollout.ranks.job_ranks import join
 
 pytestmark = pytest.mark.any_mpi
 
@@ -182,7 +183,8 @@ def test_how_a_rank_leaves_depends_on_what_went_wrong(
 
 def test_a_run_that_may_lose_ranks_needs_two(tmp_path: Path):
     with pytest.raises(UsageError, match=r"--on-rank-loss shrink needs 2 ranks or more, got 1; use mpirun"):
-        run_module.prepare(single_team(config(tmp_path, on_rank_loss="shrink")), SingleRankComm())
+        options = config(tmp_path, on_rank_loss="shrink")
+        run_module.prepare(single_team(options), join(options, SingleRankComm(), 1.0, "", dict))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,7 +13,7 @@ from native_envs import Rolling
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.envs import bare
-from mpi_rollout.envs.env_maker import maker_of
+from mpi_rollout.envs.env_maker import EnvMaker, maker_of
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import EnvError
 from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
@@ -71,7 +71,7 @@ def test_a_rank_makes_its_own_envs_and_seeds_them_as_the_run_does(
     assert given == [[*first], [*second] if has_seeds else [None, None]]
 
 
-CONFIG = RolloutConfig(env="CartPole-v1", num_envs=6, seed=3)
+MAKER = EnvMaker("CartPole-v1")
 SPACE = spaces.Discrete(100)
 
 
@@ -93,7 +93,7 @@ def test_envs_are_made_once_with_the_actions_of_the_run(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(bare, "make_bare", make_bare)
     comm = Comm()
-    limit = bare.Limit(CONFIG, comm, range(2, 4), SPACE)
+    limit = bare.Limit(MAKER, 3, comm, range(2, 4), SPACE)
     assert [limit(1.0), limit(2.0)] == [10.0, 20.0] and comm.num_barriers == 2
     drawn = RandomPolicy(SPACE, 6, 3)
     assert made == [(range(2, 4), 3, [drawn.at(step)[2:4].tolist() for step in range(BLOCK_STEPS)])]
@@ -104,7 +104,7 @@ def test_a_rank_without_envs_sleeps_as_long_after_the_barrier(monkeypatch: pytes
     events: list[object] = []
     monkeypatch.setattr(bare, "sleep", events.append)
     monkeypatch.setattr(Comm, "Barrier", lambda comm: events.append("barrier"))
-    assert bare.Limit(CONFIG, Comm(), range(0), SPACE)(1.5) == 0.0 and events == ["barrier", 1.5]
+    assert bare.Limit(MAKER, 3, Comm(), range(0), SPACE)(1.5) == 0.0 and events == ["barrier", 1.5]
 
 
 def test_a_rank_whose_envs_cannot_be_made_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch):
@@ -114,7 +114,7 @@ def test_a_rank_whose_envs_cannot_be_made_keeps_no_other_waiting(monkeypatch: py
     monkeypatch.setattr(bare, "make_bare", make_bare)
     comm = Comm()
     with pytest.raises(ConnectionError):
-        bare.Limit(CONFIG, comm, range(2), SPACE)(1.0)
+        bare.Limit(MAKER, 3, comm, range(2), SPACE)(1.0)
     assert comm.num_barriers == 1
 
 
@@ -124,4 +124,4 @@ def test_an_env_that_fails_meanwhile_is_an_error_with_a_way_out(monkeypatch: pyt
 
     monkeypatch.setattr(bare, "make_bare", lambda *arguments: measure)
     with pytest.raises(EnvError, match=r"^measuring the limit: ValueError: diverged; leave out --measure-limit$"):
-        bare.Limit(CONFIG, Comm(), range(2), SPACE)(1.0)
+        bare.Limit(MAKER, 3, Comm(), range(2), SPACE)(1.0)

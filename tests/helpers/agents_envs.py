@@ -262,3 +262,71 @@ class Stumbling(Lives):
         if self._step == 2:
             raise RuntimeError("stumbles")
         return outcome
+
+
+def matching() -> ParallelEnv:
+    """Two agents, each of which is rewarded for the action that it sees."""
+
+    class Matching(Lives):
+        def __init__(self) -> None:
+            super().__init__()
+            self.possible_agents = list(NAMES[:2])
+
+        def observation_space(self, agent: str) -> spaces.Space:
+            return spaces.Box(0, 1, (3,), np.float32)
+
+        def action_space(self, agent: str) -> spaces.Space:
+            return spaces.Discrete(3)
+
+        def _show(self) -> dict[str, np.ndarray]:
+            self._shown = {agent: int(self._draw.integers(3)) for agent in self.possible_agents}
+            return {agent: np.eye(3, dtype=np.float32)[place] for agent, place in self._shown.items()}
+
+        def reset(self, seed: int | None = None, options: dict[str, Any] | None = None):
+            self._draw = np.random.default_rng(seed) if seed is not None else self._draw
+            self._step, self.agents = 0, list(self.possible_agents)
+            return self._show(), {}
+
+        def step(self, actions: dict[str, Any]):
+            self._step += 1
+            rewards = {agent: float(self._shown[agent] == action) for agent, action in actions.items()}
+            is_over = dict.fromkeys(self.agents, self._step == 20)
+            self.agents = [] if self._step == 20 else self.agents
+            return self._show(), rewards, dict.fromkeys(actions, False), is_over, {}
+
+    return Matching()
+
+
+def steps_of_rows(envs: Any, num_steps: int) -> list[Any]:
+    """What SB3 is given of agents as rows: the reset, then with the actions what each step gives."""
+    from mpi_rollout.sb3 import MPIVecEnv
+
+    rows, draw = MPIVecEnv(envs, agents="rows"), np.random.default_rng(1)
+    rows.seed(3)
+    given: list[Any] = [(rows.reset().copy(), list(rows.reset_infos))]
+    for _ in range(num_steps):
+        actions = draw.integers(0, 3, rows.num_envs)
+        given.append((actions, rows.step(actions)))
+    assert [len(rows.get_attr("possible_agents")), rows.num_envs] == [6, 6]
+    return given
+
+
+def learned(envs: Any) -> tuple[float, float]:
+    """The mean reward of a step before and after PPO has learned."""
+    from stable_baselines3 import PPO
+
+    from mpi_rollout.sb3 import MPIVecEnv
+
+    rows = MPIVecEnv(envs, agents="rows")
+    model = PPO("MlpPolicy", rows, n_steps=64, batch_size=128, learning_rate=3e-3, seed=0, device="cpu")
+
+    def mean_reward() -> float:
+        seen, rewards = rows.reset(), []
+        for _ in range(40):
+            seen, reward, _, _ = rows.step(model.predict(seen)[0])
+            rewards.append(reward.mean())
+        return float(np.mean(rewards))
+
+    before = mean_reward()
+    model.learn(4096)
+    return before, mean_reward()

@@ -42,7 +42,7 @@ def main(function: str) -> None:
 
 def connect(env: str, num_envs: int, **options: Any) -> Any:
     """`mpi_rollout.connect`, with `module:callable` for what is not registered."""
-    is_registered = not env.startswith(("envs:", "failing_envs:", "seeded_faults:"))
+    is_registered = not env.startswith(("envs:", "failing_envs:", "seeded_faults:", "mpi_envs:"))
     return mpi_rollout.connect(env if is_registered else load_callable(env, Option("env")), num_envs, **options)
 
 
@@ -66,6 +66,17 @@ def agents(ways: Iterable[tuple[str, dict[str, Any], int]]) -> list[dict[str, np
             if envs is not None:
                 given.append(agents_envs.diary(envs, 24, 3, fragment))
     return given
+
+
+def agent_rows(num_steps: int) -> tuple[list[Any], tuple[float, float]]:
+    """What SB3 is given of agents as rows in some steps; the mean reward before and after a policy has learned."""
+    import agents_envs
+
+    with mpi_rollout.connect(agents_envs.even, 3, agents="axis", autoreset_mode="same_step") as envs:
+        given = agents_envs.steps_of_rows(envs, num_steps) if envs is not None else []
+    options = {"agents": "axis", "autoreset_mode": "same_step"}
+    with mpi_rollout.connect(agents_envs.matching, 4, **options) as envs:
+        return (given, agents_envs.learned(envs)) if envs is not None else (given, (0.0, 0.0))
 
 
 def runs(commands: Sequence[Sequence[str]], num_rows: int | None = None) -> list[int]:
@@ -306,6 +317,47 @@ def _past_interrupt(envs: MPIVectorEnv, number: int) -> Any:
                 num_left -= len(envs.recv()[-1])
     except KeyboardInterrupt:
         return record(envs, 3)
+
+
+def calls_of_all_ranks() -> list[Any]:
+    """What calls by name of envs on two ranks each give: each adds up what all ranks have."""
+    found = []
+    for ranks_per_env in (1, 2):
+        with connect("mpi_envs:Cells", 4, ranks_per_env=ranks_per_env) as envs:
+            if envs is not None:
+                envs.reset(seed=5)
+                envs.set_attr("scale", [2, 3, 4, 5])
+                observations = envs.step(np.zeros(4, np.int64))[0]
+                found.append([envs.call("total"), envs.get_attr("num_steps"), envs.render(), observations])
+    return found
+
+
+def past_failures_of_a_rank() -> list[Any]:
+    """What a trainer is told when one rank of an env fails in its step, and what it gets after a reset."""
+    found = []
+    kwargs = {"how": "raise", "late": True, "after": 1}
+    with connect("mpi_envs:Cells", 3, ranks_per_env=2, env_kwargs=kwargs) as envs:
+        for _ in range(2 if envs is not None else 0):
+            found.append(envs.reset(seed=5)[0])
+            envs.step(np.zeros(3, np.int64))
+            try:
+                envs.step(np.zeros(3, np.int64))
+            except ValueError as error:
+                found.append(str(error))
+    return found
+
+
+def second_connection_of_several_ranks() -> str:
+    """What a trainer is told that connects envs of two ranks each while another connection is open."""
+    told = ""
+    with connect("CartPole-v1", 4) as envs:
+        if envs is not None:
+            try:
+                connect("mpi_envs:Cells", 4, ranks_per_env=2).__enter__()
+            except mpi_rollout.UsageError as error:
+                told = str(error)
+            envs.reset(seed=1)
+    return told
 
 
 def two_at_once(cases: Sequence[tuple[str, dict[str, Any], dict[str, Any]]]) -> list[list[Any]]:

@@ -35,7 +35,7 @@ LOG_PROB = "log_prob"
 
 def export(tell: Tell, path: str, files: Sequence[str], out: str, options: Options) -> dict[str, object]:
     """Write a file, in a child process (see `storage.sandbox`); return what there is to say about it."""
-    with open_files(files) as data:
+    with open_files(files, options.get("agent")) as data:
         check_same_columns(data.files)
         tell("reading the list of its episodes")
         rows = exported_rows(data)

@@ -46,7 +46,7 @@ type_of = cache(partial(h5t.py_create, logical=True))
 def export(tell: Tell, path: str, files: Sequence[str], folder: str, options: Options) -> dict[str, object]:
     """Write a data set; return what there is to say about it."""
     main = os.path.join(folder, MAIN)
-    with open_files(files) as data:
+    with open_files(files, options.get("agent")) as data:
         tell("reading the list of its episodes")
         metadata, notes = metadata_of(data, options)  # Refuses what Minari cannot have.
         rows, compression = exported_rows(data), compression_of(data, options)

@@ -24,12 +24,13 @@ COPIES = 3  # Copies of the episodes while they are put together and written.
 Options = Mapping[str, Any]  # The options of the command line.
 
 
-def open_files(paths: Sequence[str]) -> SeveralRuns:
-    """Open files as one data set; this process may then have memory for all of them."""
+def open_files(paths: Sequence[str], agent: str | None) -> SeveralRuns:
+    """Open files as one data set, of one agent if there are several; this process may then have memory for all."""
     allow_memory(MEMORY_PER_BYTE * sum(map(size_of, paths)))
-    data = SeveralRuns(paths)
+    data = SeveralRuns(paths, agent)
     if agents := data.files[0].agents:
-        raise UsageError(f"{paths[0]} has several agents ({', '.join(agents)}), and the format knows of one")
+        way_out = f"export each by itself: --agent {agents[0]}"
+        raise UsageError(f"{paths[0]} has several agents ({', '.join(agents)}), and the format knows of one; {way_out}")
     return data
 
 

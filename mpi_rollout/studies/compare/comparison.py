@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from mpi_rollout.core.option_values import check_seconds
 from mpi_rollout.errors import Option, RolloutError, UsageError
-from mpi_rollout.options import check_seconds
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import say, show
 from mpi_rollout.process.host import num_usable_cores

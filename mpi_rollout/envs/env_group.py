@@ -1,0 +1,232 @@
+"""Envs that are MPI programs: the ranks of a group make, reset and step each of them together.
+
+The first rank of a group takes part in the job's exchanges, as any rank does.  Whatever it calls of an env, it tells
+the other ranks, the members, in one message on a communicator that neither the job nor the envs use.  They call the
+same of their part of the env.  When they are through, they answer: with nothing, or with what was raised.
+
+Where a call fails on one rank, the others may wait for it in a collective of the env, where no message reaches them.
+They have `GRACE_S` to come out of it.  Then the first rank gives the group up, and the failure ends the job as that of
+any env.  A member whose failure the first rank has not taken in by then says it, and ends the job by itself.
+"""
+
+import math
+import pickle
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import gymnasium
+import numpy as np
+
+from mpi_rollout.core.spaces import describe
+from mpi_rollout.envs.faults import EnvTimeout
+from mpi_rollout.errors import DataError, EnvError, Fault, UsageError
+from mpi_rollout.exchange.waiting import Wait, wait_maker
+
+if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec
+    from mpi4py import MPI
+
+T = TypeVar("T")
+Order = tuple[int, str, tuple[Any, ...], dict[str, Any]]  # The number of an env, a method, and its arguments.
+GRACE_S = 1.5
+HEAD_NBYTES = 1024  # What is longer needs a second message.
+LENGTH, CONTENT = 0, 1  # The tags of an answer.
+NO_ENV, MAKE, LET_GO = 0, "make it", "let go"  # No methods have such names.
+
+
+class EnvGroup:
+    """The ranks that make each env together, on one of them.  **Collective** to make.
+
+    `ranks` are their numbers in the job, rising; `way` is how members wait, see `waiting.wait_maker`.
+
+    Attributes
+    ----------
+    comm
+        The communicator of the envs.
+    on_signal
+        Called on the first rank with the signal that asked a member to stop.
+    wait
+        How this rank waits for messages of the others.
+    """
+
+    def __init__(self, comm: "MPI.Intracomm", ranks: tuple[int, ...], way: str):
+        self.comm, self.ranks = comm, ranks
+        self._messages, self._head = comm.Dup(), np.zeros(HEAD_NBYTES, np.uint8)
+        # The first rank must hear of signals while it waits: its watchdog interrupts it by one.
+        self.wait = Wait() if comm.rank == 0 else wait_maker(way)()
+        self.on_signal: Callable[[int], object] = signal.raise_signal
+        self._lengths = np.zeros(comm.size - 1, np.int64)
+        self._requests: list[MPI.Request] = []
+        self._missing: set[int] = set()  # Members that have not answered the last order.
+        self._num_made = 0
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a member has not come out of the last call."""
+        return bool(self._missing)
+
+    def make(self, env_index: int, make: Callable[[], gymnasium.Env]) -> "GroupEnv":
+        """Make an env on all ranks, here by `make`; UsageError if members have other spaces."""
+        self._num_made += 1
+        env, answers = self.together((self._num_made, MAKE, (env_index,), {}), make)
+        own = spaces_of(env)
+        for member, spaces in answers.items():
+            for name, expected in own.items():
+                if spaces[name] != expected:
+                    raise UsageError(
+                        f"an env must have the same {name} on all of its ranks, rank {self.ranks[0]} has {expected}, "
+                        f"rank {self.ranks[member]} has {spaces[name]}; make them equal"
+                    )
+        return GroupEnv(env, self, self._num_made)
+
+    def together(self, order: Order, own: Callable[[], T]) -> tuple[T, dict[int, Any]]:
+        """Have members do what an order says, and do it here by `own`; return its result, and their answers.
+
+        Raises what was raised here or, with its rank, on a member.
+        """
+        if self._missing:
+            self._take_answers(GRACE_S)
+        if self._missing:
+            raise EnvError(self._who_is_missing())
+        pickled = pickle.dumps(order)
+        self._missing = {*range(1, self.comm.size)}
+        self._post(pickled)
+        try:
+            result = own()
+            answers = self._take_answers()
+        except BaseException as error:
+            self._take_answers(GRACE_S)
+            if self._missing and isinstance(error, EnvTimeout):
+                error.args = (f"{error}; {self._who_is_missing()}",)
+            raise
+        for answer in answers.values():
+            if isinstance(answer, Fault):
+                raise _error_of(answer)
+        return result, answers
+
+    def let_go(self, result: object = None) -> None:
+        """Let members out of `serve` with this result, where they can hear it."""
+        if not self._missing:
+            self._post(pickle.dumps((NO_ENV, LET_GO, (result,), {})))
+
+    def _post(self, pickled: bytes) -> None:
+        room = HEAD_NBYTES - 8
+        first = np.frombuffer(pickled[:room], np.uint8)
+        self._head[:8].view(np.int64)[0] = len(pickled)
+        self._head[8 : 8 + len(first)] = first
+        self._messages.Ibcast(self._head).Wait()
+        if len(pickled) > room:
+            self._messages.Bcast(np.frombuffer(pickled[room:], np.uint8))
+
+    def await_order(self) -> Order:
+        """Wait on a member for what the first rank does next."""
+        self.wait.all([self._messages.Ibcast(self._head)])
+        nbytes, pickled = int(self._head[:8].view(np.int64)[0]), self._head[8:]
+        if nbytes > len(pickled):
+            rest = np.empty(nbytes - len(pickled), np.uint8)
+            self._messages.Bcast(rest)
+            pickled = np.concatenate((pickled, rest))
+        order: Order = pickle.loads(pickled[:nbytes].data)
+        return order
+
+    def _take_answers(self, limit_s: float = math.inf) -> dict[int, Any]:
+        """Take the answers of members, in the order of ranks; after the time limit, or a failure, some stay missing."""
+        if not self._requests:  # Only now: a member that has failed waits to be heard.
+            places = range(self.comm.size - 1)
+            self._requests = [self._messages.Irecv(self._lengths[place:][:1], place + 1, LENGTH) for place in places]
+        answers, deadline = dict[int, Any](), monotonic() + limit_s
+        while self._missing and monotonic() < deadline:
+            if deadline == math.inf:
+                arrived = self.wait.some(self._requests)
+            else:
+                arrived = self._requests[0].Testsome(self._requests) or []
+                sleep(0 if arrived else 1e-3)
+            for member in (place + 1 for place in arrived):
+                answers[member] = self._answer_of(member)
+                self._missing.discard(member)
+            if any(isinstance(answer, Fault) for answer in answers.values()):
+                deadline = min(deadline, monotonic() + GRACE_S)
+        if not self._missing:
+            self._requests = []
+        return dict(sorted(answers.items()))
+
+    def _answer_of(self, member: int) -> Any:
+        length = int(self._lengths[member - 1])
+        if length < 0:
+            self.on_signal(-length)
+        if length <= 0:
+            return None
+        content = bytearray(length)
+        self._messages.Recv(content, member, CONTENT)
+        return pickle.loads(content)
+
+    def answer(self, answer: object, number: int = 0) -> "list[MPI.Request]":
+        """Answer an order on a member; without an answer with the number of a signal, or 0.
+
+        The requests are over when the first rank takes the answer in, and not before.
+        """
+        content = b"" if answer is None else pickle.dumps(answer)
+        length = np.array([len(content) or -number], np.int64)
+        requests = [self._messages.Issend(length, 0, LENGTH)]
+        if content:
+            requests.append(self._messages.Issend(content, 0, CONTENT))
+        return requests
+
+    def _who_is_missing(self) -> str:
+        ranks = ", ".join(str(self.ranks[member]) for member in sorted(self._missing))
+        return f"rank {ranks}, which makes the env too, has not come out of the call"
+
+
+def _error_of(fault: Fault) -> BaseException:
+    """Return what a member raised, with its rank in the message."""
+    if fault.raised is not None:
+        place = str(fault.parts[0])
+        return replace(fault.raised, message=f"{place}{fault.raised.message}").again()
+    kinds = {kind.exit_code: kind for kind in (UsageError, DataError)}
+    return kinds.get(fault.exit_code, EnvError)(*fault.parts)
+
+
+def spaces_of(env: gymnasium.Env) -> dict[str, str]:
+    """Return what must be the same on all ranks of an env."""
+    return {name: str(describe(getattr(env, name))) for name in ("observation_space", "action_space")}
+
+
+class GroupEnv(gymnasium.Wrapper):
+    """An env on the first of its ranks: what is called of it here is called on all of them."""
+
+    def __init__(self, env: gymnasium.Env, group: EnvGroup, number: int):
+        super().__init__(env)
+        self._group, self._number = group, number
+
+    def _on_all(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        own = partial(self.env.get_wrapper_attr(name), *args, **kwargs)
+        return self._group.together((self._number, name, args, kwargs), own)[0]
+
+    def step(self, action: Any) -> Any:
+        return self._on_all("step", action)
+
+    def reset(self, **arguments: Any) -> Any:
+        return self._on_all("reset", **arguments)
+
+    def render(self) -> Any:
+        return self._on_all("render")
+
+    def close(self) -> None:
+        if not self._group.is_broken:  # It may wait for the ranks that do not come.
+            self._on_all("close")
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        attribute = self.env.get_wrapper_attr(name)
+        return partial(self._on_all, name) if callable(attribute) else attribute
+
+    def set_wrapper_attr(self, name: str, value: Any, **how: Any) -> Any:
+        return self._on_all("set_wrapper_attr", name, value, **how)
+
+    @property
+    def spec(self) -> "EnvSpec | None":  # type: ignore[override]  # As in Gymnasium's own wrappers.
+        """That of the env: on how many ranks it is made is no part of it."""
+        return self.env.spec

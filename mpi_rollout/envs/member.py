@@ -1,0 +1,92 @@
+"""What a rank does that makes envs together with others, and is not the first of them; see `env_group`."""
+
+import signal
+from collections.abc import Callable, Mapping
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import gymnasium
+
+from mpi_rollout.envs.env_group import GRACE_S, LET_GO, MAKE, EnvGroup, spaces_of
+from mpi_rollout.envs.time_limits import step_over_wrappers
+from mpi_rollout.errors import Fault, RankError, as_flag
+from mpi_rollout.exchange.job_end import abort
+from mpi_rollout.exchange.world import rank_and_host
+from mpi_rollout.process.console import say
+from mpi_rollout.process.exits import ends_forked
+from mpi_rollout.process.interrupts import STOP_SIGNALS
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Member:
+    """Does with its part of the envs what the first rank of its group does.
+
+    `make` makes its part of the env with an index; `job` is the communicator of all ranks, which it may have to end.
+    """
+
+    def __init__(self, group: EnvGroup, make: Callable[[int], gymnasium.Env], job: "MPI.Intracomm"):
+        self._group, self._make, self._job = group, make, job
+        self._place = rank_and_host(group.ranks[group.comm.rank])
+        self._envs: dict[int, gymnasium.Env] = {}
+        self._described: dict[int, str] = {}  # Where each env is, for messages.
+        self._num_steps: dict[int, int] = {}  # Of its episode.
+        self._longest_s, self._signal, self._is_signal_told = 0.0, 0, False
+
+    def note_signals(self) -> None:
+        """Let a signal that asks this rank to stop go to the first rank, with the next answer."""
+
+        def note(number: int, _frame: object) -> None:
+            self._signal = number
+
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, note)
+
+    def serve(self) -> Any:
+        """Do what the first rank does, until it lets members go; return what it gives them then."""
+        while True:
+            number, name, args, kwargs = self._group.await_order()
+            if name == LET_GO:
+                return args[0]
+            begin = monotonic()
+            try:
+                with ends_forked:
+                    answer = self._do(number, name, args, kwargs)
+            except BaseException as error:
+                self._tell_failure(error, self._described.get(number, "closed env"))
+                continue
+            is_free = answer is None and not self._is_signal_told
+            self._is_signal_told |= is_free and self._signal != 0
+            self._group.wait.all(self._group.answer(answer, self._signal if is_free else 0))
+            self._longest_s = max(self._longest_s, monotonic() - begin)
+
+    def _do(self, number: int, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        if name == MAKE:
+            self._described[number] = f"env {args[0]}"
+            env = self._make(args[0])
+            self._envs[number], _ = step_over_wrappers(env)  # The first rank's check outputs, and count steps.
+            return spaces_of(env)
+        if name == "close":
+            self._envs.pop(number).close()
+            return None
+        if name in ("step", "reset"):
+            self._num_steps[number] = self._num_steps.get(number, 0) + 1 if name == "step" else 0
+            step = f"step {self._num_steps[number] - 1} of its episode" if name == "step" else "reset"
+            self._described[number] = f"{self._described[number].partition(',')[0]}, {step}"
+        self._envs[number].get_wrapper_attr(name)(*args, **kwargs)
+        return None
+
+    def _tell_failure(self, error: BaseException, where: str) -> None:
+        """Tell the first rank what was raised here; end the job if it does not hear that in time."""
+        requests = self._group.answer(Fault.of(error, self._place))
+        deadline = monotonic() + GRACE_S + 2 * self._longest_s
+        while not requests[0].Testall(requests):
+            if monotonic() > deadline:
+                self._end_job(Fault.of(error, f"{self._place}, {where}"))
+            sleep(1e-3)
+
+    def _end_job(self, fault: Fault) -> NoReturn:
+        say(f"{fault.stack}mpi_rollout: {RankError(fault, 1).shown(as_flag)}\n")
+        abort(self._job, fault.exit_code)

@@ -1,0 +1,42 @@
+"""Connections that a program leaves open, or leaves by a mistake."""
+
+import atexit
+import os
+
+from mpi_rollout.errors import RolloutError
+from mpi_rollout.exchange import job_end, world
+from mpi_rollout.process import exits
+from mpi_rollout.process.console import say
+from mpi_rollout.text import message_of
+from mpi_rollout.train.ends import RootEnd, Turns
+
+OPEN_TURNS: list[Turns[RootEnd]] = []  # The connections whose root this rank is.
+
+
+def hint(error: BaseException, rank: int) -> None:
+    """Add the most frequent cause to an error of a rank that has no envs."""
+    if isinstance(error, AttributeError | TypeError) and "NoneType" in message_of(error):
+        error.add_note(
+            f"mpi_rollout: rank {rank} has no envs: connect gives them to rank 0, and None to the other "
+            "ranks; write `if envs is not None:` inside of the with statement"
+        )
+
+
+@atexit.register
+def _check_closed() -> None:
+    """End the job at the interpreter's end if ranks still serve: they would hang it."""
+    for turns in OPEN_TURNS:
+        if turns.open and not exits.is_forked():
+            say(
+                f"mpi_rollout: {world.rank_and_host(world.ROOT)}: the trainer ended without closing its envs; "
+                "use `with mpi_rollout.connect(...) as envs:`, or call envs.close()\n"
+            )
+            for end in turns.open.values():
+                end.finish_recording()
+            job_end.abort(turns.comm, RolloutError.exit_code)
+
+
+def close(end: RootEnd, pid: int) -> None:
+    """Close the envs of one process when nobody has them any more, or at the program's end; never in a fork."""
+    if os.getpid() == pid:
+        end.close(0)

@@ -1,0 +1,79 @@
+"""One agent's data of a run with several agents: what it saw, did and got while it was alive; exports have it."""
+
+import pickle
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from jobs import Job
+
+import mpi_rollout
+from mpi_rollout.errors import UsageError
+
+agents_envs = pytest.importorskip("agents_envs")  # It needs PettingZoo.
+
+pytestmark = pytest.mark.any_mpi
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    job = Job(tmp_path_factory.mktemp("run"))
+    sizes = ("--num-envs", "5", "--num-steps", "60", "--seed", "4")
+    job.collect(None, "--env-factory", "agents_envs:Lives", *sizes, out="run.h5")
+    shards = ("--storage", "sharded", "--shards-per-node", "2")
+    job.collect(2, "--env-factory", "agents_envs:Lives", *sizes, *shards, out="set.h5")
+    return job
+
+
+@pytest.mark.parametrize("file", ["run.h5", "set.h5"])
+@pytest.mark.parametrize("agent", agents_envs.NAMES)
+def test_an_agents_episodes_are_the_steps_in_which_it_acts(job: Job, file: str, agent: str):
+    with mpi_rollout.open(job.folder / "run.h5") as whole, mpi_rollout.open(job.folder / file, agent=agent) as data:
+        own = {(int(row["env_index"]), int(row["start"])): row for row in (*data.episodes, *data.unfinished)}
+        read = {(e.env_index, e.start): e for e in pickle.loads(pickle.dumps(data)).iter_episodes(unfinished=True)}
+        num_transitions = 0
+        for episode in whole.iter_episodes(unfinished=True):
+            acts = np.flatnonzero(episode.alive[agent][:-1])
+            if not len(acts):
+                continue
+            key = episode.env_index, episode.start + int(acts[0])
+            row, found, steps = own.pop(key), read[key], slice(acts[0], acts[-1] + 1)
+            num_transitions += len(acts)
+            assert row["length"] == len(acts) == len(found)
+            assert row["return"] == episode.row[f"return_{agent}"] == sum(found.rewards.tolist())
+            assert row["terminated"] == episode.terminations[agent].any() == found.terminations[-1]
+            assert row["truncated"] == episode.truncations[agent].any() == found.truncations[-1]
+            assert np.array_equal(found.actions, episode.actions[agent][steps])
+            seen = found.observations, episode.observations[agent]
+            for mine, theirs in zip(*((tree.values() if agent == "late" else [tree]) for tree in seen), strict=True):
+                assert np.array_equal(mine, theirs[acts[0] : acts[-1] + 2])
+        assert not own and len(data.transitions) == num_transitions > 50
+        batch = data.transitions[:]
+        assert batch.terminations.sum() == sum(row["terminated"] for row in (*data.episodes, *data.unfinished))
+
+
+def test_exports_write_the_data_of_one_agent(job: Job, monkeypatch: pytest.MonkeyPatch):
+    refused = job(None, "export", "d4rl", "run.h5", "all.h5")
+    assert refused.code == 64 and "export each by itself: --agent walker" in refused.messages[0]
+    assert job(None, "export", "d4rl", "run.h5", "late.h5", "--agent", "late").code == 0
+    data = mpi_rollout.open(job.folder / "run.h5", agent="late")
+    with h5py.File(job.folder / "late.h5") as file:
+        assert len(file["rewards"]) == data.num_transitions
+        assert sum(file["rewards"]) == pytest.approx(data.episodes["return"].sum() + data.unfinished["return"].sum())
+    sets = job(None, "export", "minari", "run.h5", "lives/walker-v0", "--agent", "walker", MINARI_DATASETS_PATH="sets")
+    assert sets.code == 0, sets.err
+    with h5py.File(job.folder / "sets/lives/walker-v0/data/main_data.hdf5") as file:
+        walker = mpi_rollout.open(job.folder / "run.h5", agent="walker")
+        assert len(file) == len(walker.episodes) + len(walker.unfinished)
+        assert file["episode_0/observations"].shape == (len(file["episode_0/rewards"]) + 1, 3)
+
+
+def test_what_has_no_such_agent_is_refused(job: Job, tmp_path: Path):
+    with pytest.raises(UsageError, match="has no agent 'nobody'; it has walker, runner, late"):
+        mpi_rollout.open(job.folder / "run.h5", agent="nobody")
+    with mpi_rollout.connect(agents_envs.Lives, 2, record=tmp_path / "own.h5") as envs:
+        envs.reset(seed=1)
+        envs.collect(20)
+    with pytest.raises(UsageError, match="is a recording, whose agents have no episodes of their own"):
+        mpi_rollout.open(tmp_path / "own.h5", agent="walker")
