@@ -5,7 +5,7 @@ the number of ranks and envs.  It is told once to begin, when there is a set for
 another team has failed, or when all are through.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import sleep
 from typing import TYPE_CHECKING
@@ -42,10 +42,13 @@ class Outcome:
 
 
 class Leaders:
-    """One leader's end of these messages; `comm` has the leaders of all teams, in the order of their envs."""
+    """One leader's end of these messages; `comm` has the leaders of all teams, in the order of their envs.
 
-    def __init__(self, comm: "MPI.Intracomm"):
-        self._comm, self.is_first = comm, comm.rank == ROOT
+    `ranks` are those of this leader's team.
+    """
+
+    def __init__(self, comm: "MPI.Intracomm", ranks: Sequence[int] = (ROOT,)):
+        self._comm, self.ranks, self.is_first = comm, ranks, comm.rank == ROOT
         self._states = np.zeros((comm.size, NUM_FIGURES))
         self._states[:, RATE] = np.nan
         self.intervals: list[tuple[float, int, float]] = []  # Rows of /throughput/intervals, on the first leader.

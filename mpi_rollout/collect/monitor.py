@@ -147,7 +147,7 @@ class Monitor:
         self._tell_status(now_s, num_committed)
         if not self._looked_at:
             if not self._began_at:
-                self._began_at, self._tell_at = now_s, now_s + self.progress.every_s
+                self._begin(now_s)
                 self._note_scalars(collector, 0.0)
                 self._losses(collector.tally, 0.0)
         elif env_steps == self._seen_env_steps:
@@ -167,9 +167,14 @@ class Monitor:
         self._check_signal()
         self._check_time()
         if (now_s := perf_counter()) >= self._looked_at + LOOK_EVERY_S:
-            self._looked_at, self._began_at = now_s, self._began_at or now_s
+            if not self._began_at:  # This team had nothing to do.
+                self._begin(now_s)
+            self._looked_at = now_s
             self._tell_status(now_s, int(leaders.states[:, 1].min()))
             self._tell(now_s, Done(0, 0, 0.0, np.zeros(1), {}))
+
+    def _begin(self, now_s: float) -> None:
+        self._began_at, self._tell_at = now_s, now_s + self.progress.every_s
 
     def _tell_status(self, now_s: float, num_committed: int) -> None:
         if now_s >= self._status_at or (num_committed and not self._told):
@@ -194,6 +199,7 @@ class Monitor:
                 return
             self._leaders.intervals.append((now_s - self._began_at, env_steps, rate))
             done = done._replace(num_steps=least, most_steps=most, env_steps=env_steps, env_steps_per_s=rate)
+            done = done._replace(ranks=self._leaders.ranks)
         if now_s >= self._tell_at:
             losses = {} if tally is None else self._losses(tally, self._since_line[1])
             self.progress.tell(done._replace(losses=losses))
