@@ -5,7 +5,7 @@ the number of ranks and envs.  It is told once to begin, when there is a set for
 another team has failed, or when all are through.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import sleep
 from typing import TYPE_CHECKING
@@ -42,10 +42,13 @@ class Outcome:
 
 
 class Leaders:
-    """One leader's end of these messages; `comm` has the leaders of all teams, in the order of their envs."""
+    """One leader's end of these messages; `comm` has the leaders of all teams, in the order of their envs.
 
-    def __init__(self, comm: "MPI.Intracomm"):
-        self._comm, self.is_first = comm, comm.rank == ROOT
+    `ranks` are those of this leader's team.
+    """
+
+    def __init__(self, comm: "MPI.Intracomm", ranks: Sequence[int] = (ROOT,)):
+        self._comm, self.ranks, self.is_first = comm, ranks, comm.rank == ROOT
         self._states = np.zeros((comm.size, NUM_FIGURES))
         self._states[:, RATE] = np.nan
         self.intervals: list[tuple[float, int, float]] = []  # Rows of /throughput/intervals, on the first leader.
@@ -127,7 +130,7 @@ class Leaders:
             self.tell(*[0.0] * (NUM_FIGURES - 1), 1.0)
             self._comm.send(outcome, ROOT, OUTCOME_TAG)
             return None
-        self._outcomes[ROOT] = outcome
+        self._note_end(ROOT, outcome)
         while len(self._outcomes) < self._comm.size:
             if is_to_stop() or any(each.code for each in self._outcomes.values()):
                 self._sign(BEGIN_TAG, STOP_TAG)
@@ -163,8 +166,11 @@ class Leaders:
             for index in indices:
                 rank = self._others[index]
                 if self._inbox[rank, -1]:
-                    self._outcomes[rank] = outcome = self._comm.recv(source=rank, tag=OUTCOME_TAG)
-                    self._states[rank, :2], self._states[rank, RATE] = outcome.num_safe, 0.0
+                    self._note_end(rank, self._comm.recv(source=rank, tag=OUTCOME_TAG))
                 else:
                     self._states[rank] = self._inbox[rank]
                     self._receiving[index] = self._comm.Irecv(self._inbox[rank], rank, STATE_TAG)
+
+    def _note_end(self, rank: int, outcome: Outcome) -> None:
+        self._outcomes[rank] = outcome
+        self._states[rank, :2], self._states[rank, RATE] = outcome.num_safe, 0.0

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mpi_rollout.storage.writer import Writer  # Imports h5py, which is for the root alone.
 
 RankReport = dict[str, Any]  # What a rank says of itself at the end: its host, envs and seconds by phase.
+LOOK_EVERY_S = 0.5  # Where this rank has nothing else to do.
 STATUS_EVERY_S = 5.0  # The status is written again; on a parallel file system that may take a while.
 
 
@@ -71,7 +72,7 @@ class RunState:
 
 
 class Monitor:
-    """Looks after a run between two steps, as a `collector.Listener`.
+    """Looks after a run between two steps.
 
     It notes the throughput since the last look in the file, and tells how far the run is.
     """
@@ -93,12 +94,16 @@ class Monitor:
     def check_stop(self) -> None:
         """Raise Interrupted if the run is to stop or its time is nearly over, DataError if its past is damaged."""
         self.check_own_stop()
-        worst_commit_s = 0.0 if self._state.writer is None else self._state.writer.worst_commit_s
         if self._leaders is not None:
             if self._leaders.is_to_end():
                 raise Interrupted(f"{self._place}: stopped, because another rank ends the run")
             if not self._leaders.is_first:  # It looks at the time for all.
                 return
+        self._check_time()
+
+    def _check_time(self) -> None:
+        worst_commit_s = 0.0 if self._state.writer is None else self._state.writer.worst_commit_s
+        if self._leaders is not None:
             worst_commit_s = max(worst_commit_s, self._leaders.states[:, 4].max())
         now_s = perf_counter()
         if self._checked_at:
@@ -111,6 +116,9 @@ class Monitor:
         """Do of `check_stop` what takes no MPI, and no time: any thread may call it."""
         for check in self._state.past_checks:
             check.poll()
+        self._check_signal()
+
+    def _check_signal(self) -> None:
         if self._driver.stop_signal:
             raise Interrupted(f"{self._place}: stopped by {name_of_stop(self._driver.stop_signal)}")
 
@@ -120,10 +128,12 @@ class Monitor:
         return self._state.place if self._leaders is None else rank_and_host(self._state.rank)
 
     def on_fault(self, env_index: int, step: int, message: str) -> None:
+        """Note that an env was restarted, before the sink has that step; -1 is the first reset."""
         self._state.restarts[self._first_env + env_index] += 1
         self._state.file.add_fault(env_index, step, message)
 
     def on_look(self, collector: Collector) -> None:
+        """Look at the run, now and then and at the end of `Collector.advance`; may raise to end it."""
         self.check_stop()
         self._state.file.values.say_warnings(as_flag)
         now_s, env_steps, num_committed = self._driver.clock.now, collector.tally.env_steps, self._state.num_safe
@@ -134,12 +144,10 @@ class Monitor:
                 collector.num_steps, num_committed, env_steps, self._rate, self._state.file.worst_commit_s
             )
             num_committed = int(self._leaders.states[:, 1].min())
-        if now_s >= self._status_at or (num_committed and not self._told):
-            self._status.tell("running", num_steps=num_committed)
-            self._told, self._status_at = num_committed, now_s + STATUS_EVERY_S
+        self._tell_status(now_s, num_committed)
         if not self._looked_at:
             if not self._began_at:
-                self._began_at, self._tell_at = now_s, now_s + self.progress.every_s
+                self._begin(now_s)
                 self._note_scalars(collector, 0.0)
                 self._losses(collector.tally, 0.0)
         elif env_steps == self._seen_env_steps:
@@ -148,25 +156,55 @@ class Monitor:
             self._note_interval(collector, now_s)
         self._looked_at, self._seen_env_steps = now_s, env_steps
 
+    def look_after_others(self, leaders: Leaders) -> None:
+        """Look at the other teams of the run, which go on when that of the first leader has ended.
+
+        Raises
+        ------
+        Interrupted
+            They are to stop.
+        """
+        self._check_signal()
+        self._check_time()
+        if (now_s := perf_counter()) >= self._looked_at + LOOK_EVERY_S:
+            if not self._began_at:  # This team had nothing to do.
+                self._begin(now_s)
+            self._looked_at = now_s
+            self._tell_status(now_s, int(leaders.states[:, 1].min()))
+            self._tell(now_s, Done(0, 0, 0.0, np.zeros(1), {}))
+
+    def _begin(self, now_s: float) -> None:
+        self._began_at, self._tell_at = now_s, now_s + self.progress.every_s
+
+    def _tell_status(self, now_s: float, num_committed: int) -> None:
+        if now_s >= self._status_at or (num_committed and not self._told):
+            self._status.tell("running", num_steps=num_committed)
+            self._told, self._status_at = num_committed, now_s + STATUS_EVERY_S
+
     def _note_interval(self, collector: Collector, now_s: float) -> None:
         """Store the throughput since the last look, and show it when it is time for it."""
         env_steps = collector.tally.env_steps
         new = np.array([env_steps - self._seen_env_steps, now_s - self._looked_at])
         self._state.file.add_interval(now_s - self._began_at, env_steps, self._rate)
         self._since_line += new
-        steps, throughput = (collector.num_steps, 0), (env_steps, self._since_line[0] / self._since_line[1])
+        rate, tally = self._since_line[0] / self._since_line[1], collector.tally
+        self._tell(now_s, Done(collector.num_steps, env_steps, rate, tally.step_s, {}, collector.goal), tally)
+        self._note_scalars(collector, new[1])
+
+    def _tell(self, now_s: float, done: Done, tally: Tally | None = None) -> None:
+        """Show how far the run is when it is time for it; of several teams, note and show the throughput of all."""
         if self._leaders is not None:
-            steps, throughput = self._leaders.steps, self._leaders.throughput
-            if not np.isnan(throughput[1]):
-                self._leaders.intervals.append((now_s - self._began_at, *throughput))
-        if now_s >= self._tell_at and not np.isnan(throughput[1]):
-            losses = self._losses(collector.tally, self._since_line[1])
-            self.progress.tell(
-                Done(steps[0], *throughput, collector.tally.step_s, losses, collector.goal, most_steps=steps[1])
-            )
+            (least, most), (env_steps, rate) = self._leaders.steps, self._leaders.throughput
+            if np.isnan(rate):
+                return
+            self._leaders.intervals.append((now_s - self._began_at, env_steps, rate))
+            done = done._replace(num_steps=least, most_steps=most, env_steps=env_steps, env_steps_per_s=rate)
+            done = done._replace(ranks=self._leaders.ranks)
+        if now_s >= self._tell_at:
+            losses = {} if tally is None else self._losses(tally, self._since_line[1])
+            self.progress.tell(done._replace(losses=losses))
             self._since_line[:] = 0
             self._tell_at = now_s + self.progress.every_s
-        self._note_scalars(collector, new[1])
 
     def _losses(self, tally: Tally, seconds: float) -> dict[str, float]:
         return self._spent.losses(seconds, tally.mean_s, tally.slowest_s, self._driver.clock.seconds)

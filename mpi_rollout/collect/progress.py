@@ -1,5 +1,6 @@
 """Telling how far a run is: a bar, drawn by tqdm, on a terminal, a plain line every 10 s in a log file."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
@@ -20,7 +21,8 @@ LEAST_BAR = len(" 34%|##########| ")
 class Done(NamedTuple):
     """How far a run is; `step_s` has each rank's seconds in its envs so far, `losses` are those since the last one.
 
-    All envs have taken `num_steps` steps; of several shards, those of the fastest have taken `most_steps`.
+    All envs have taken `num_steps` steps; of several shards, those of the fastest have taken `most_steps`.  `ranks` are
+    the numbers that the ranks of `step_s` have in the job.
     """
 
     num_steps: int
@@ -30,6 +32,7 @@ class Done(NamedTuple):
     losses: Mapping[str, float]
     goal: EpisodeGoal | None = None
     most_steps: int = 0
+    ranks: Sequence[int] = range(sys.maxsize)
 
     @property
     def steps(self) -> str:
@@ -48,13 +51,15 @@ class Slowest:
     def __init__(self) -> None:
         self._step_s: np.ndarray | float = 0.0
 
-    def since(self, step_s: np.ndarray) -> str:
+    def since(self, step_s: np.ndarray, ranks: Sequence[int]) -> str:
         """Name it, if there is one since the last asking.
 
         Parameters
         ----------
         step_s
             Each rank's seconds in its envs so far; 0 where it has none.
+        ranks
+            The numbers of these ranks.
         """
         spent = step_s - self._step_s
         self._step_s = step_s.copy()
@@ -62,7 +67,7 @@ class Slowest:
         slowest = int(spent.argmax())
         if median == 0 or spent[slowest] < SLOW * median:
             return ""
-        return f"slowest rank {slowest} ({spent[slowest] / median:.1f}x median)"
+        return f"slowest rank {ranks[slowest]} ({spent[slowest] / median:.1f}x median)"
 
 
 class Bar:
@@ -97,7 +102,7 @@ class Bar:
             "" if done.goal is None else f"{done.goal.num_ended:,}/{counted(done.goal.num_episodes, 'episode')}",
             f"{done.steps}/{counted(self._total, 'step')}",
             *done.shares,
-            self._slowest.since(done.step_s),
+            self._slowest.since(done.step_s, done.ranks),
             counted(done.env_steps, "env step"),
         ]
         self._num_columns = max(self._terminal.columns - len("^C "), 1)  # What is shown stays in one line.
@@ -158,7 +163,7 @@ class Lines:
             counted(done.env_steps, "env step"),
             f"{done.env_steps_per_s:,.0f} env steps/s",
             *done.shares,
-            self._slowest.since(done.step_s),
+            self._slowest.since(done.step_s, done.ranks),
         ]
         say(", ".join(filter(None, parts)) + "\n", patience_s=0.0)
 

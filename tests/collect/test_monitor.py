@@ -8,6 +8,7 @@ import pytest
 
 from mpi_rollout.collect.leaders import Leaders, Outcome
 from mpi_rollout.collect.monitor import LostRank, LostRanks, Monitor, RunState
+from mpi_rollout.collect.progress import Slowest
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
 from mpi_rollout.errors import Interrupted, RankLost
@@ -76,13 +77,16 @@ class Others:
             self.room[rank][:] = self.told.pop(rank)
         return [rank - 1 for rank in ranks]
 
+    def Send(self, _sign: np.ndarray, _rank: int, _tag: int) -> None:  # noqa: N802
+        pass
+
     def recv(self, source: int, tag: int) -> Outcome:
         return Outcome(0, 30)
 
 
 def test_what_is_shown_of_shards_is_of_all_once_all_have_told_it(monitor: Monitor, driver: SimpleNamespace):
     others = Others()
-    monitor._leaders = leaders = Leaders(others)
+    monitor._leaders = leaders = Leaders(others, (0, 3, 6))
     look(monitor, driver, 100.0, 0)
     others.told = {1: [2, 2, 50, np.nan, 0, 0], 2: [9, 9, 80, 10, 0, 0]}
     look(monitor, driver, 101.5, 150)
@@ -92,9 +96,36 @@ def test_what_is_shown_of_shards_is_of_all_once_all_have_told_it(monitor: Monito
     assert leaders.intervals == [(2.0, 200 + 60 + 80, 100.0 + 20.0 + 10.0)]
     [done] = monitor.progress.tell.call_args.args
     assert (done.steps, done.env_steps, done.env_steps_per_s) == ("1 to 9", 340, 130.0)
+    assert Slowest().since(done.step_s, done.ranks) == "slowest rank 3 (5.0x median)"
     others.told = {2: [0, 0, 0, 0, 0, 1]}  # Its end.
     look(monitor, driver, 102.5, 250)
     assert leaders.intervals[1:] == [(2.5, 250 + 60 + 80, 100.0 + 20.0)] and leaders.steps == (1, 30)
+
+
+def test_the_first_leader_looks_after_teams_that_go_on_when_its_own_has_ended(
+    monitor: Monitor, driver: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+):
+    others, now_s = Others(), [100.0]
+    monkeypatch.setattr("mpi_rollout.collect.monitor.perf_counter", lambda: now_s[0])
+    monitor._leaders = leaders = Leaders(others)
+    seconds = iter((0.1, 0.5, 3.0))
+
+    def is_to_stop() -> bool:
+        if not (more := next(seconds, None)):
+            others.told = {1: [0, 0, 0, 0, 0, 1], 2: [0, 0, 0, 0, 0, 1]}
+            return False
+        now_s[0] += more
+        monitor.look_after_others(leaders)
+        others.told = {1: [4, 3, 60, 20, 0, 0], 2: [9, 8, 80, 10, 0, 0]}
+        return False
+
+    outcomes = leaders.settle(Outcome(0, 30), is_to_stop)
+    assert len(outcomes) == 3 and leaders.intervals == [(0.5, 140, 30.0), (3.5, 140, 30.0)]
+    assert [call.args[0].steps for call in monitor.progress.tell.call_args_list] == ["4 to 30"]
+    assert [call.kwargs["num_steps"] for call in monitor._status.tell.call_args_list] == [0, 3]
+    monitor._deadline = MagicMock(reason="--max-walltime", is_near=lambda *_: True)
+    with pytest.raises(Interrupted, match=r"rank 0 \(.*\): stopped for --max-walltime"):
+        monitor.look_after_others(leaders)
 
 
 def test_a_pause_is_in_no_interval(monitor: Monitor, driver: SimpleNamespace, state: RunState):
