@@ -147,8 +147,9 @@ class RunFigures:
             who = "the ranks chose the actions" if self.inference == "workers" else "rank 0 sent the actions"
             lines += [f"fragments of {counted(self.fragment_length, 'step')} at most; {who}"]
         if self.num_ranks > 1:
+            rank, step_s = self.ranks[slowest], self.step_s[slowest]
             lines += [
-                f"slowest rank: {slowest} ({self.ranks[slowest]['host']}), {self.step_s[slowest]:.2f} s in its envs; "
+                f"slowest rank: {rank.get('rank', slowest)} ({rank['host']}), {step_s:.2f} s in its envs; "
                 f"ranks on average {self.mean_s:.2f} s"
             ]
         state = "complete" if self.complete else "unfinished"
