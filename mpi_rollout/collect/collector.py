@@ -8,14 +8,14 @@ that is no transition: its action is ignored, its reward is 0, it leads to the n
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpi_rollout.collect.episode_goal import EpisodeGoal
 from mpi_rollout.core.layout import Block, SlotUnpacker
 from mpi_rollout.drive.actions import ActionSource, Span
-from mpi_rollout.drive.blocks import Blocks, Sink
+from mpi_rollout.drive.blocks import Blocks, Discard
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import FragmentLengths
 from mpi_rollout.drive.lanes import Lane
@@ -23,15 +23,9 @@ from mpi_rollout.errors import RankError
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command
 
-
-class Listener(Protocol):
-    """Who looks after a run between two steps."""
-
-    def on_look(self, collector: "Collector") -> None:
-        """Look at the run, now and then and at the end of `advance`; may raise to end it."""
-
-    def on_fault(self, env_index: int, step: int, message: str) -> None:
-        """Note that an env was restarted, before the sink has that step; -1 is the first reset."""
+if TYPE_CHECKING:
+    from mpi_rollout.collect.monitor import Monitor
+    from mpi_rollout.storage.writer import Writer  # Imports h5py, which is for the root alone.
 
 
 class Tally:
@@ -87,11 +81,18 @@ class Collector:
         Steps that all envs have taken.
     """
 
-    def __init__(self, driver: Driver, source: ActionSource, sink: Sink, options: CollectorOptions, listener: Listener):
+    def __init__(
+        self,
+        driver: Driver,
+        source: ActionSource,
+        sink: "Writer | Discard",
+        options: CollectorOptions,
+        monitor: "Monitor",
+    ):
         self.driver, self.source, self.clock = driver, source, driver.clock
         self.tally = Tally(driver.exchanges)
         self.num_steps = 0
-        self._sink, self._options, self._listener = sink, options, listener
+        self._sink, self._options, self._monitor = sink, options, monitor
         self.lengths, self.goal = options.lengths, options.goal
         self._blocks = Blocks(self._acquire)
         self._unpackers: dict[Block, dict[Lane, SlotUnpacker]] = {}
@@ -115,7 +116,7 @@ class Collector:
         self._blocks.extend()
         self.driver.do(Command.RESET, self._options.reset_seed)
         for restart in self.driver.restarts:
-            self._listener.on_fault(restart.env_index, -1, restart.message)
+            self._monitor.on_fault(restart.env_index, -1, restart.message)
         self.driver.restarts = []
         for unpacker in self._unpackers[self._blocks.oldest].values():
             unpacker.lay_observations(0)
@@ -263,24 +264,21 @@ class Collector:
             if self.goal is not None:
                 stop = self.goal.count(oldest, self._num_counted, stop)
                 self.num_steps = oldest.start + stop if self.is_over else self.num_steps
-            self._tell_faults(oldest.start + stop)
+            num_steps = oldest.start + stop
+            for step, env_index, message in sorted(fault for fault in self._faults if fault[0] < num_steps):
+                self._monitor.on_fault(env_index, step, message)
+            self._faults = [fault for fault in self._faults if fault[0] >= num_steps]
             self.tally.add(oldest, self._num_counted, stop)
             self._num_counted = stop
 
-    def _tell_faults(self, num_steps: int) -> None:
-        """Tell the listener of the faults in the first steps, which count."""
-        for step, env_index, message in sorted(fault for fault in self._faults if fault[0] < num_steps):
-            self._listener.on_fault(env_index, step, message)
-        self._faults = [fault for fault in self._faults if fault[0] >= num_steps]
-
     def look(self) -> None:
-        """Count what came since the last look; hand over a block that is slow to fill; have the listener look."""
+        """Count what came since the last look; hand over a block that is slow to fill; have the monitor look."""
         self._count(self._num_rows)
         if self.clock.now >= self._commit_at:
             self.clock.lap("other")
             self.hand_over()
             self.clock.lap("write")
-        self._listener.on_look(self)
+        self._monitor.on_look(self)
         self.clock.lap("other")
         self._look_at = self.clock.now + self._options.look_every_s
 

@@ -72,7 +72,7 @@ class RunState:
 
 
 class Monitor:
-    """Looks after a run between two steps, as a `collector.Listener`.
+    """Looks after a run between two steps.
 
     It notes the throughput since the last look in the file, and tells how far the run is.
     """
@@ -128,10 +128,12 @@ class Monitor:
         return self._state.place if self._leaders is None else rank_and_host(self._state.rank)
 
     def on_fault(self, env_index: int, step: int, message: str) -> None:
+        """Note that an env was restarted, before the sink has that step; -1 is the first reset."""
         self._state.restarts[self._first_env + env_index] += 1
         self._state.file.add_fault(env_index, step, message)
 
     def on_look(self, collector: Collector) -> None:
+        """Look at the run, now and then and at the end of `Collector.advance`; may raise to end it."""
         self.check_stop()
         self._state.file.values.say_warnings(as_flag)
         now_s, env_steps, num_committed = self._driver.clock.now, collector.tally.env_steps, self._state.num_safe

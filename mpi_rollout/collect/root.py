@@ -36,9 +36,9 @@ from mpi_rollout.drive.actions import (
     RankActions,
     too_short,
 )
-from mpi_rollout.drive.blocks import Discard, Sink
+from mpi_rollout.drive.blocks import Discard
 from mpi_rollout.drive.driver import Driver
-from mpi_rollout.drive.fragments import FragmentLengths, prepare_lengths
+from mpi_rollout.drive.fragments import prepare_lengths
 from mpi_rollout.drive.recall import Recall
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     # These import h5py: a worker's imports are the job's start-up time.
     from mpi_rollout.storage.output import ClaimedOutput
     from mpi_rollout.storage.shard_set import ClaimedShards
+    from mpi_rollout.storage.writer import Writer
 
     Claimed = ClaimedOutput | ClaimedShards
 
@@ -88,15 +89,14 @@ class Root:
         past = self._state.num_past, output.old_nbytes
         self._num_before, self._old_nbytes = past if team.leaders is None else team.leaders.past(*past)
         self._trace = trace
-        self._lengths = FragmentLengths()
         self._driver = Driver(worker.exchanges, worker, config.actions)
         self._status = Status(config.path, config.num_steps, config.num_episodes) if team.speaks else NoStatus()
         self._monitor = Monitor(config, self._driver, self._state, self._status, team.leaders)
         worker.on_stop = self._monitor.progress.close  # Launchers do not wait long.
         lost_ranks = LostRanks(config, self._driver, dict(zip(team.ranks, self._hosts, strict=True)), say)
         self._driver.on_loss = lambda ranks: lost_ranks.note(ranks, self._state)
-        end = RunEnd if team.leaders is None else partial(TeamEnd, team)
-        self._end = end(config, self._driver, self._state, self._status, self._monitor, lost_ranks, trace)
+        about = config, self._driver, self._state, self._status, self._monitor, lost_ranks, trace
+        self._end = RunEnd(*about) if team.leaders is None else TeamEnd(*about, team, team.leaders)
 
     def drive(self) -> int:
         """Run, and let all ranks out with the exit code that is returned."""
@@ -222,7 +222,7 @@ class Root:
         self._driver.clock.lap("other")  # No step waited while the file was made.
         return self._state.collector
 
-    def _make_sink(self, lost: Mapping[int, int]) -> Sink:
+    def _make_sink(self, lost: Mapping[int, int]) -> "Writer | Discard":
         # h5py is for the root alone: a worker's imports are the job's start-up time.
         from mpi_rollout.storage import schema
         from mpi_rollout.storage.ownership import check_free_space

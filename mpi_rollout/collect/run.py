@@ -79,7 +79,7 @@ def _run(config: RolloutConfig) -> int:
     comm = agreement.come_together(config.start_timeout_s)
     with job_end.all_or_none(comm):
         others_go_on = config.on_rank_loss == "shrink"
-        with job_end.no_early_end(comm, others_go_on), HeardTwice(partial(job_end.interrupt_hanging, comm)):
+        with job_end.no_early_end(comm, others_go_on), HeardTwice(partial(job_end.interrupt, comm, is_hanging=True)):
             code, timer = _collect(config, comm, _hear_signals())
         for number in STOP_SIGNALS:  # Their handlers hold the envs.
             signal.signal(number, lambda *_: None)

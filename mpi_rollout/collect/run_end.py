@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mpi_rollout.collect.collector import Collector
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RankReport, RunState
@@ -31,35 +31,30 @@ from mpi_rollout.text import counted
 LOOK_EVERY_S = 0.1
 
 
+@dataclass
 class RunEnd:
     """Ends a run, of which `state` says how far it came."""
 
-    def __init__(
-        self,
-        config: RolloutConfig,
-        driver: Driver,
-        state: RunState,
-        status: Status,
-        monitor: Monitor,
-        lost_ranks: LostRanks,
-        trace: Trace,
-    ):
-        self._config, self._driver, self._state = config, driver, state
-        self._status, self._monitor, self._lost_ranks = status, monitor, lost_ranks
-        self._trace = trace
+    config: RolloutConfig
+    driver: Driver
+    state: RunState
+    status: Status
+    monitor: Monitor
+    lost_ranks: LostRanks
+    trace: Trace
 
     def complete(self, collector: Collector) -> int:
         """Close the file of a run that has taken all of its steps; print its summary; return the exit code."""
         figures = self._close(collector, complete=True)
-        self._tell_status("complete", 0, figures.file)
+        self._tell_status("complete", 0, figures.file, self.state.num_safe)
         self._print_summary(figures)
         return 0
 
     def _await_check(self) -> None:
         """Let the check of what earlier starts wrote come to its end: a file that gets its name is whole."""
-        is_said = self._state.rank != world.ROOT
-        while any(check.poll() for check in self._state.past_checks):
-            self._monitor.check_stop()
+        is_said = self.state.rank != world.ROOT
+        while any(check.poll() for check in self.state.past_checks):
+            self.monitor.check_stop()
             if not is_said:
                 say("mpi_rollout: all steps are taken; compares what earlier starts wrote with its checksums\n")
                 is_said = True
@@ -74,17 +69,17 @@ class RunEnd:
         say(f"mpi_rollout: {message}{kept}\n")
         if not isinstance(error, UsageError):  # After that the status may be another run's.
             self.tell_failed(error, error.exit_code, message)
-        if self._config.json:
+        if self.config.json:
             self._print(json.dumps({"error": message + kept, "exit_code": error.exit_code}))
         return error.exit_code
 
     def _kept(self, error: RolloutError) -> str:
         """Keep what is whole after an error; return what is said of that.  The error has what failed then, too."""
-        self._monitor.progress.close()
-        self._state.is_continuable &= not isinstance(error, NotContinuedError)
+        self.monitor.progress.close()
+        self.state.is_continuable &= not isinstance(error, NotContinuedError)
         kept = ""
         try:
-            if self._state.writer is not None and not isinstance(error, StorageError):
+            if self.state.writer is not None and not isinstance(error, StorageError):
                 kept = self._keep()
                 if kept and isinstance(error, Interrupted) and self._is_resumable:
                     kept += "; the same command continues"
@@ -95,31 +90,30 @@ class RunEnd:
 
     def tell_failed(self, error: BaseException, code: int, message: str) -> None:
         """Write into the status that the run did not come to its end."""
-        is_stopped = isinstance(error, Interrupted | KeyboardInterrupt)
-        self._tell_status("interrupted" if is_stopped else "failed", code, message)
+        state = "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
+        self._tell_status(state, code, message, self.state.num_safe, self._is_resumable)
 
-    def _tell_status(self, state: str, code: int, message: str) -> None:
-        out, part = self._config.path, self._config.path + ".part"
+    def _tell_status(self, state: str, code: int, message: str, num_steps: int, is_resumable: bool = False) -> None:
+        out, part = self.config.path, self.config.path + ".part"
         has_part = os.path.exists(part)
-        if state != "complete" and self._status.is_first and not has_part and not is_batch_job():
-            self._status.remove()  # A first start that came to nothing leaves nothing.
+        if state != "complete" and self.status.is_first and not has_part and not is_batch_job():
+            self.status.remove()  # A first start that came to nothing leaves nothing.
             return
         file = out if state == "complete" else part if has_part else None
-        is_resumable = has_part and self._is_resumable
-        num_safe = self._state.num_safe
-        self._status.tell(state, exit_code=code, message=message, num_steps=num_safe, resumable=is_resumable, file=file)
+        facts = {"exit_code": code, "message": message, "num_steps": num_steps}
+        self.status.tell(state, **facts, resumable=has_part and is_resumable, file=file)
 
     @property
     def _is_resumable(self) -> bool:
-        return self._state.is_continuable and self._config.trajectories
+        return self.state.is_continuable and self.config.trajectories
 
     def _keep(self) -> str:
         """Commit all steps that are whole; without any, leave nothing behind but what there was."""
-        state, collector = self._state, self._state.collector
+        state, collector = self.state, self.state.collector
         num_steps = 0 if collector is None else collector.num_steps
         if num_steps == 0 and state.past is not None:
             return f"; the {steps_before(state.num_safe)} in {state.file.part}"
-        if collector is None or num_steps == 0 or not self._config.trajectories:
+        if collector is None or num_steps == 0 or not self.config.trajectories:
             state.file.discard()
             return ""
         collector.hand_over()
@@ -130,20 +124,20 @@ class RunEnd:
         """Close the file, with what the ranks have to report."""
         from mpi_rollout.storage.run_file import Ending
 
-        self._monitor.progress.close()
+        self.monitor.progress.close()
         if complete:
             self._await_check()
-        state, tally, ranks = self._state, collector.tally, self._lost_ranks.reports()
+        state, tally, ranks = self.state, collector.tally, self.lost_ranks.reports()
         figures = self._figures(collector, ranks, complete)
         totals = tally.env_steps, state.seconds, ranks, state.limit
         file = state.file.finish(Ending(utc_now(), *totals, complete, figures.advice))
         state.file.values.say_warnings(as_flag)
-        self._monitor.end_scalars(collector)
-        self._trace.write(self._driver)
+        self.monitor.end_scalars(collector)
+        self.trace.write(self.driver)
         return replace(figures, file=file, wrong_values=state.file.values.wrong)
 
     def _figures(self, collector: Collector, ranks: list[RankReport], complete: bool) -> RunFigures:
-        config, state, tally, exchange = self._config, self._state, collector.tally, self._driver.lanes[0].exchange
+        config, state, tally, exchange = self.config, self.state, collector.tally, self.driver.lanes[0].exchange
         length = collector.lengths.longest
         return RunFigures(
             file=state.file.part,
@@ -168,8 +162,8 @@ class RunEnd:
             mpi_library=world.library_name(),
             order_bytes=exchange.order.nbytes_of(1 if config.acts_on_ranks else length),
             slot_bytes=length * exchange.layout.nbytes,
-            lost=self._lost_ranks.all,
-            slept=self._driver.exchanges.way == "sleep",
+            lost=self.lost_ranks.all,
+            slept=self.driver.exchanges.way == "sleep",
             fragment_length=length,
             inference="workers" if config.acts_on_ranks else "root",
             num_episodes=None if collector.goal is None else collector.goal.num_ended,
@@ -179,7 +173,7 @@ class RunEnd:
         )
 
     def _print_summary(self, figures: RunFigures) -> None:
-        self._print(json.dumps(figures.as_dict()) if self._config.json else "\n".join(fitted(figures.lines(), 4)))
+        self._print(json.dumps(figures.as_dict()) if self.config.json else "\n".join(fitted(figures.lines(), 4)))
 
     @staticmethod
     def _print(text: str) -> None:

@@ -41,8 +41,6 @@ class RankTeam:
         Its ranks and shards, and those of all teams; None where the run writes one file.
     run
         What all files of the set of shards have in common.
-    widest
-        The most envs that one file has.
     leaders, hosts
         On the root of a team, the messages to the other ones, and the hosts of the team's ranks.
     shard_set
@@ -57,7 +55,6 @@ class RankTeam:
     team: Team | None = None
     teams: tuple[Team, ...] = ()
     run: str = ""
-    widest: int = 0
     leaders: Leaders | None = None
     hosts: tuple[str, ...] = ()
     shard_set: "ClaimedSet | None" = None
@@ -69,6 +66,11 @@ class RankTeam:
             self.leaders.free(comm)
         if self.comm is not comm:
             self.comm.Free()
+
+    @property
+    def widest(self) -> int:
+        """The most envs that one file has."""
+        return max((len(envs) for team in self.teams for envs in team.shards), default=self.whole.num_envs)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -87,7 +89,7 @@ def find_team(config: RolloutConfig, comm: "MPI.Intracomm") -> RankTeam:
     RolloutError on all ranks alike, if there is something else where the shards would be.
     """
     if config.storage == "single":
-        return RankTeam(comm, config, config, widest=config.num_envs)
+        return RankTeam(comm, config, config)
     node = os.uname().nodename
     if (simulated := os.environ.get(NODES_VARIABLE, "")).isdigit():
         node = str(comm.rank * int(simulated) // comm.size)
@@ -102,7 +104,7 @@ def find_team(config: RolloutConfig, comm: "MPI.Intracomm") -> RankTeam:
     shard_set, teams, run = (None, None, "") if plan is None else plan
     teams, run = comm.bcast((teams, run), ROOT)
     if teams is None:
-        return RankTeam(comm, single := replace(config, storage="single"), single, widest=config.num_envs)
+        return RankTeam(comm, single := replace(config, storage="single"), single)
     team = _joined(replace(config, storage="sharded"), comm, teams, run)
     return replace(team, shard_set=shard_set)
 
@@ -134,8 +136,13 @@ def fitting_teams(config: RolloutConfig, shards: Sequence[range], nodes: list[st
 
     Return also why there are fewer teams than shards, if there are.
     """
-    if why := who_needs_all_envs(config):
-        return teams_of(shards, nodes, is_one=True), why
+    needs = {  # What has to see all envs at each step, so that rank 0 drives all ranks.
+        f"the callable {config.policy} is called for all envs": not (config.is_random or config.has_model),
+        "--num-episodes counts the episodes of all envs": config.num_episodes is not None,
+        "--on-rank-loss shrink is for one team of ranks": config.on_rank_loss == "shrink",
+    }
+    if whys := [why for why, is_so in needs.items() if is_so]:
+        return teams_of(shards, nodes, is_one=True), whys[0]
     teams = teams_of(shards, nodes)
     try:
         for team in teams:
@@ -143,16 +150,6 @@ def fitting_teams(config: RolloutConfig, shards: Sequence[range], nodes: list[st
     except UsageError:
         return teams_of(shards, nodes, is_one=True), "a team for each would have too few envs, or no rank for them"
     return teams, f"the job has {counted(len(nodes), 'rank')} on {counted(len({*nodes}), 'node')}"
-
-
-def who_needs_all_envs(config: RolloutConfig) -> str:
-    """Say what has to see all envs at each step, so that rank 0 drives all ranks; "" for nothing."""
-    needs = {
-        f"the callable {config.policy} is called for all envs": not (config.is_random or config.has_model),
-        "--num-episodes counts the episodes of all envs": config.num_episodes is not None,
-        "--on-rank-loss shrink is for one team of ranks": config.on_rank_loss == "shrink",
-    }
-    return next((why for why, is_so in needs.items() if is_so), "")
 
 
 def _joined(config: RolloutConfig, comm: "MPI.Intracomm", teams: tuple[Team, ...], run: str) -> RankTeam:
@@ -176,7 +173,6 @@ def _joined(config: RolloutConfig, comm: "MPI.Intracomm", teams: tuple[Team, ...
         team,
         teams,
         run,
-        widest=max(len(envs) for each in teams for envs in each.shards),
         leaders=Leaders(leaders_comm, team.ranks) if leads else None,
         hosts=tuple(hosts or ()),
     )

@@ -1,19 +1,18 @@
 """How a run of several teams ends: each leader says how its team has, and the first one completes the set of shards."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_rollout.collect.leaders import Outcome
+from mpi_rollout.collect.leaders import Leaders, Outcome
 from mpi_rollout.collect.report import RunFigures
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.collect.team import RankTeam
 from mpi_rollout.errors import Interrupted, PolicyError, RankError, RolloutError, StorageError, as_flag
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import say
-from mpi_rollout.storage.status import is_batch_job
 from mpi_rollout.storage.values import merged_wrong
 from mpi_rollout.text import counted, system_words
 
@@ -21,26 +20,25 @@ if TYPE_CHECKING:
     from mpi_rollout.collect.collector import Collector
 
 
+@dataclass
 class TeamEnd(RunEnd):
     """Ends the part of a run that one team collects; see `RunEnd`."""
 
-    def __init__(self, team: RankTeam, *others: object):
-        super().__init__(*others)  # type: ignore[arg-type]
-        assert team.leaders is not None
-        self._team, self._leaders, self._part = team, team.leaders, team.whole.path + ".part"
+    team: RankTeam
+    leaders: Leaders
 
     def complete(self, collector: "Collector") -> int:
         figures = self._close(collector, complete=True)
         return self._settle(Outcome(0, figures.num_steps, figures))
 
     def fail(self, error: RolloutError) -> int:
-        is_first = not self._leaders.is_to_end()
+        is_first = not self.leaders.is_to_end()
         self._kept(error)
         stack = error.stack if isinstance(error, RankError | PolicyError) else ""
         is_stopped = isinstance(error, Interrupted)
-        said, is_resumable = error.shown(as_flag), self._state.is_continuable
+        said, is_resumable = error.shown(as_flag), self.state.is_continuable
         kinds = is_stopped, is_resumable, is_first
-        return self._settle(Outcome(error.exit_code, self._state.num_safe, None, said, stack, *kinds))
+        return self._settle(Outcome(error.exit_code, self.state.num_safe, None, said, stack, *kinds))
 
     def _settle(self, outcome: Outcome) -> int:
         """Wait for all teams, and end the run as they have ended; return the exit code.  **Collective** of leaders."""
@@ -49,40 +47,36 @@ class TeamEnd(RunEnd):
         def is_to_stop() -> bool:
             """Look after the other teams; a stop after this team's end is for them."""
             try:
-                self._monitor.look_after_others(self._leaders)
+                self.monitor.look_after_others(self.leaders)
             except Interrupted as error:
                 words = error.shown(as_flag)
                 stops.append(Outcome(error.exit_code, outcome.num_safe, None, words, is_stopped=True))
             return bool(stops)
 
-        outcomes, code = self._leaders.settle(outcome, lambda: bool(stops) or is_to_stop()), 0
+        outcomes, code = self.leaders.settle(outcome, lambda: bool(stops) or is_to_stop()), 0
         if outcomes is not None:
-            self._monitor.progress.close()
+            self.monitor.progress.close()
             failed = [each for each in outcomes if each.code]
             if failed and not outcome.code:
                 failed = stops + failed
             code = self._tell_all(outcomes, failed) if failed else self._complete_set(outcomes)
-        return self._leaders.agree_on(code)
+        return self.leaders.agree_on(code)
 
     def _tell_all(self, outcomes: list[Outcome], failed: list[Outcome]) -> int:
         """Say what has failed first: other teams may have been stopped for it."""
         cause = min(failed, key=lambda outcome: (outcome.is_stopped, not outcome.is_first_to_end))
-        num_safe, part = min(outcome.num_safe for outcome in outcomes), self._part
+        num_safe, part = min(outcome.num_safe for outcome in outcomes), self.team.whole.path + ".part"
         kept = f"; all shards have {counted(num_safe, 'step')}, in {part}" if num_safe else ""
         if kept and cause.is_stopped and cause.is_resumable:
             kept += "; the same command continues"
         say(cause.stack)
         say(f"mpi_rollout: {cause.message}{kept}\n")
-        assert self._team.shard_set is not None
-        has_set = self._team.shard_set.drop_if_empty(part, num_safe)
-        if not has_set and self._status.is_first and not is_batch_job():
-            self._status.remove()  # A first start that came to nothing leaves nothing.
-        else:
-            state = "interrupted" if cause.is_stopped else "failed"
-            said = {"exit_code": cause.code, "message": cause.message, "num_steps": num_safe}
-            is_resumable = has_set and all(outcome.is_resumable for outcome in outcomes)
-            self._status.tell(state, **said, resumable=is_resumable, file=part if has_set else None)
-        if self._config.json:
+        assert self.team.shard_set is not None
+        self.team.shard_set.drop_if_empty(part, num_safe)
+        is_resumable = all(outcome.is_resumable for outcome in outcomes)
+        state = "interrupted" if cause.is_stopped else "failed"
+        self._tell_status(state, cause.code, cause.message, num_safe, is_resumable)
+        if self.config.json:
             self._print(json.dumps({"error": cause.message + kept, "exit_code": cause.code}))
         return cause.code
 
@@ -92,15 +86,15 @@ class TeamEnd(RunEnd):
         from mpi_rollout.storage.schema import INTERVAL
         from mpi_rollout.storage.set_end import complete_manifest
 
-        assert self._team.shard_set is not None
-        figures, path = merged(self._team, outcomes), self._team.whole.path
+        assert self.team.shard_set is not None
+        figures, path = merged(self.team, outcomes), self.team.whole.path
         ending = Ending(utc_now(), 0, 0.0, [], [], complete=True)
         if figures is not None:
             totals = figures.env_steps, figures.seconds, figures.ranks, figures.limit
             ending = Ending(utc_now(), *totals, complete=True, advice=figures.advice)
-        intervals, words = np.array(self._leaders.intervals, INTERVAL), ""
+        intervals, words = np.array(self.leaders.intervals, INTERVAL), ""
         try:
-            complete_manifest(path, ending, intervals, self._team.shard_set.replaces)
+            complete_manifest(path, ending, intervals, self.team.shard_set.replaces)
         except RolloutError as error:
             code, words = error.exit_code, error.shown(as_flag)
         except (OSError, RuntimeError) as error:  # HDF5 reports a full disk as RuntimeError.
@@ -108,8 +102,7 @@ class TeamEnd(RunEnd):
             code, words = StorageError.exit_code, f"cannot write {path}: {system_words(error)}; {way_out}"
         if words:
             return self._tell_all(outcomes, [Outcome(code, outcomes[0].num_safe, None, words)])
-        values = {"exit_code": 0, "message": "", "num_steps": outcomes[0].num_safe}
-        self._status.tell("complete", **values, resumable=False, file=path)
+        self._tell_status("complete", 0, "", outcomes[0].num_safe)
         if figures is not None:
             self._print_summary(replace(figures, file=path))
         return 0

@@ -14,7 +14,7 @@ from mpi_rollout.commands import style
 from mpi_rollout.process.clock import PHASES, WORDS
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.schema import INTERVAL, LIMIT, RETURN_OF, agents_in, is_manifest, is_recording
-from mpi_rollout.storage.set_source import SetSource
+from mpi_rollout.storage.set_check import wrong_values_of
 from mpi_rollout.storage.shard_files import size_of
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import Tell, count, number, parsed, steadily, text
@@ -39,6 +39,7 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
         attributes, config = checks.root, checks.config
         finished, ranks = text(attributes, "finished").strip(), _ranks(checks.ranks())
         checks.tell("its tables")
+        faults = shards.faults if shards else checks.faults()
         facts = {
             "file": path,
             "nbytes": size_of(path),
@@ -61,24 +62,28 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             "ranks": ranks,
             "faults": [
                 {"env_index": int(env), "step": int(step), "message": message.decode(errors="replace")}
-                for env, step, message in (shards or checks).faults()[["env_index", "step", "message"]]
+                for env, step, message in faults[["env_index", "step", "message"]]
             ],
         }
-        if shards is not None:
-            facts["shards"] = shards.files()
+        if shards:
+            facts["shards"] = [
+                {"file": file.path, "num_envs": len(envs), "num_steps": file.num_committed, "nbytes": nbytes}
+                for file, envs in shards.parts
+                for nbytes in [size_of(file.locate())]
+            ]
         if checks.has_trajectories:
-            facts |= _trajectories(shards or checks, checks.is_sealed)
+            facts |= _trajectories(checks, shards)
         return facts
 
 
 @contextmanager
-def _shards_of(checks: CheckedFile, path: str) -> Iterator[SetSource | None]:
+def _shards_of(checks: CheckedFile, path: str) -> Iterator[StoredRun | None]:
     """Open the shards of a manifest, and nothing where a file has columns of its own."""
     if not is_manifest(checks.root):
         yield None
         return
     with closing(StoredRun(path)) as stored:
-        yield SetSource(checks, stored, stored.num_steps)
+        yield stored
 
 
 def _throughput(checks: CheckedFile) -> dict[str, float | list[float]]:
@@ -108,21 +113,28 @@ def _ranks(ranks: np.ndarray) -> list[dict[str, object]]:
     ]
 
 
-def _trajectories(checks: CheckedFile | SetSource, is_sealed: bool) -> dict[str, object]:
-    episodes = checks.committed_episodes()
+def _trajectories(checks: CheckedFile, shards: StoredRun | None) -> dict[str, object]:
+    num_steps, episodes = checks.num_steps, checks.committed_episodes()
+    columns, wrong = checks.columns(), checks.wrong_values()
+    if shards:
+        num_steps, episodes, wrong = shards.num_steps, shards.episodes, wrong_values_of(shards)
+        columns = {
+            name: {"shape": [shards.num_rows(name), shards.config.num_envs, *leaf.shape], "dtype": str(leaf.dtype)}
+            for name, leaf in shards.leaves.items()
+        }
     over = episodes[episodes["terminated"] | episodes["truncated"]]
-    if not is_sealed:  # Most files have no rows for episodes under way; a shard that waits for others has.
+    if not checks.is_sealed:  # Most files have no rows for episodes under way; a shard that waits for others has.
         episodes = over
     return {
-        "num_steps": checks.num_steps,
-        "datasets": checks.columns(),
-        "wrong_values": checks.wrong_values(),
+        "num_steps": num_steps,
+        "datasets": columns,
+        "wrong_values": wrong,
         "num_transitions": int(episodes["length"].sum()),
         "episodes": {
             "ended": len(over),
             "terminated": int(episodes["terminated"].sum()),
             "truncated": int(episodes["truncated"].sum()),
-            "under_way": len(episodes) - len(over) if is_sealed else None,
+            "under_way": len(episodes) - len(over) if checks.is_sealed else None,
             "return": _spread(over["return"]),
             "length": _spread(over["length"]),
         },
@@ -149,7 +161,8 @@ def plot_run(tell: Tell, path: str, figure_path: str) -> str:
         attributes, config = checks.root, checks.config
         intervals, limit = checks.table("throughput/intervals", INTERVAL), checks.table("throughput/limit", LIMIT)
         ranks = checks.ranks()
-        episodes = (shards or checks).committed_episodes() if checks.has_trajectories else None
+        episodes = checks.committed_episodes() if checks.has_trajectories else None
+        episodes = shards.episodes if shards else episodes
         hosts = ", ".join(sorted(set(parsed(attributes, "hosts", list))))
         num_ranks = len(ranks) or count(attributes, "num_ranks")
         sizes = f"{counted(config.num_envs, 'env')} on {counted(num_ranks, 'rank')}"

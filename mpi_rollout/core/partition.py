@@ -157,15 +157,11 @@ class Division:
                 if envs
             )
         groups = map(Partition(self.num_envs, self.num_groups).envs_of, range(self.num_groups))
+        of_root = Partition(self.root_envs, self.num_groups).envs_of if self.root_envs else None
         return tuple(
-            (0, Partition(len(envs), self.num_ranks, self._root_envs_of(group), envs.start))
+            (0, Partition(len(envs), self.num_ranks, len(of_root(group)) if of_root else self.root_envs, envs.start))
             for group, envs in enumerate(groups)
         )
-
-    def _root_envs_of(self, group: int) -> int | None:
-        if not self.root_envs:
-            return self.root_envs
-        return len(Partition(self.root_envs, self.num_groups).envs_of(group))
 
     @cached_property
     def stepping_ranks(self) -> tuple[int, ...]:

@@ -1,10 +1,14 @@
-"""Where actions come from.  Each source of a run sends lanes the actions of their next steps.
+"""Where actions come from.
+
+Each source has `send`: it sends lanes the actions of their next steps, which have rows in the blocks; PolicyError if
+the policy has failed, ActionError if it gave what are no actions of these envs.  After `resume` it goes on as if no run
+had been stopped.
 
 Actions that come back with the slots are stored from there.  Others go into their rows when they are sent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -33,24 +37,6 @@ class Span(NamedTuple):
     lane: Lane
     step: int
     num_steps: int
-
-
-class ActionSource(Protocol):
-    """Sends actions."""
-
-    def send(self, spans: Sequence[Span], blocks: Blocks) -> None:
-        """Send lanes the actions of their next steps, which have rows in the blocks.
-
-        Raises
-        ------
-        PolicyError
-            The policy has failed.
-        ActionError
-            It gave what are no actions of these envs.
-        """
-
-    def resume(self, recall: Recall) -> None:
-        """Go on as if no run had been stopped."""
 
 
 class RankActions:
@@ -93,8 +79,14 @@ class PolicyOnRanks:
         self.takes = NONE.union(*driver.call_ranks("use_policy", source, actions, block, seed, first_env))
         is_made = source.kind == MADE
         facts = driver.call_ranks("parameter_facts", is_made and driver.exchanges.division.num_ranks > 1)
-        if is_made:
-            _refuse_others([None if told is None else told[0] for told in facts])
+        layouts = [None if fact is None else fact[0] for fact in facts] if is_made else []
+        for rank, layout in enumerate(layouts):
+            if layout != layouts[0]:
+                wrong = f"{_words(layouts[0])} on rank 0, {_words(layout)} on rank {rank}"
+                raise UsageError(
+                    "make_policy gave parameters of other names, dtypes or shapes on some ranks than on others: "
+                    f"{wrong}; have it make the same policy everywhere"
+                )
         told = [fact for fact in facts if fact is not None]
         self._layout: Layout | None = told[0][0] if told else None
         model = driver.worker.policy.model
@@ -132,17 +124,6 @@ class PolicyOnRanks:
     def version_of(self, lane: Lane) -> int:
         """Return the version of the policy that chose a lane's last actions: how often it had got new parameters."""
         return self._version_of.get(lane, 0)
-
-
-def _refuse_others(layouts: list[Layout | None]) -> None:
-    """Refuse policies whose parameters are others than those of rank 0's."""
-    for rank, layout in enumerate(layouts):
-        if layout != layouts[0]:
-            raise UsageError(
-                "make_policy gave parameters of other names, dtypes or shapes on some ranks than on others: "
-                f"{_words(layouts[0])} on rank 0, {_words(layout)} on rank {rank}; have it make the same policy "
-                "everywhere"
-            )
 
 
 def _words(layout: Layout | None) -> str:
@@ -259,6 +240,9 @@ class PolicyActions:
             raise ActionError(f"the policy gave the actions of one step, after a plan of {self._length} steps")
         self._check(plan)
         self._plans[lane] = first, plan
+
+
+ActionSource: TypeAlias = RankActions | ModelActions | PolicyActions
 
 
 def too_short(length: int, way_out: str) -> ActionError:

@@ -5,35 +5,16 @@ Lanes go on by themselves: a fast one fills a block of later steps while a slow 
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from itertools import cycle
 
 from mpi_rollout.core.layout import Block
 
 
-class Sink(Protocol):
-    """Where full blocks go: `storage.Writer`, or `Discard`.  `num_rows` is the length of its blocks."""
-
-    num_rows: int
-
-    def acquire(self) -> Block:
-        """Wait for a block to fill, and return it."""
-
-    def submit(self, block: Block, num_rows: int) -> None:
-        """Take the first `num_rows` rows and the observations after them, where the block has those.
-
-        A full block comes back by `acquire`; another goes on growing and is submitted again.
-        """
-
-
 class Discard:
-    """Where blocks go when only the throughput counts."""
+    """Where blocks go when only the throughput counts, in the place of a `storage.writer.Writer`."""
 
     def __init__(self, blocks: list[Block]):
-        self._blocks, self._turn, self.num_rows = blocks, 0, blocks[0].num_rows
-
-    def acquire(self) -> Block:
-        self._turn += 1
-        return self._blocks[self._turn % len(self._blocks)]
+        self.acquire, self.num_rows = cycle(blocks).__next__, blocks[0].num_rows
 
     def submit(self, block: Block, num_rows: int) -> None:
         pass

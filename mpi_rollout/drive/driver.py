@@ -219,7 +219,7 @@ class Driver:
                 lane.num_rows = lane.exchange.order.num_rows
                 self._note(lane)
                 self.interrupted.append(lane)
-            lane.exchange.infos.drop()
+            lane.exchange.infos.receive()
             del self.under_way[lane]
         self.exchanges.forget_arrivals()
         if is_void:
@@ -229,7 +229,7 @@ class Driver:
         """Receive infos that nobody needs any more."""
         for lane in self.lanes:
             if lane not in self.under_way:
-                lane.exchange.infos.drop()
+                lane.exchange.infos.receive()
 
     def switch(self, number: int) -> None:
         """Tell the other ranks to await the orders of another connection."""

@@ -88,8 +88,7 @@ class DirectTransport(Transport):
 
     def await_order(self) -> None:
         self.listen()
-        self._wait.all(self._receives)
-        self._is_listening = False
+        self.await_slots(0)
 
     def listen(self) -> None:
         if not self._is_listening:
@@ -160,14 +159,14 @@ class SwitchingTransport(Transport):
         self._is_other_short = False
         if self._is_direct:
             self._use(self._collective)
-            self._adaptation.watch.restart()
+            self._adaptation.restart()
         else:
             if self._direct is None:
                 self._direct = DirectTransport(self._collective.buffers, self._wait)
             self._use(self._direct)
 
     def is_short(self) -> bool:
-        return not self._is_direct and self._adaptation.watch.is_short()
+        return not self._is_direct and self._adaptation.is_short()
 
     def note_shortage(self) -> None:
         self._is_other_short = True

@@ -242,17 +242,14 @@ class SlotInfos:
         if not (self._own or self._has_others):  # The usual case in one process.
             return []
         taken = []
-        for rank, infos in self._receive():
+        for rank, infos in self.receive():
             envs, first = self._partition.envs_of(rank), self._partition.first_env
             places = slice(envs.start - first, envs.stop - first)
             taken += [(row, places, self._unpacked(places, given)) for row, given in infos]
         return taken
 
-    def drop(self) -> None:
-        """Receive the infos and drop them: the ranks have sent them, and wait until they are received."""
-        self._receive()
-
-    def _receive(self) -> list[tuple[int, list[RowInfos]]]:
+    def receive(self) -> list[tuple[int, list[RowInfos]]]:
+        """Receive the infos, also if nobody needs them: the ranks that have sent them wait until then."""
         received = [(ROOT, self._own)] if self._own else []
         self._own = []
         if np.count_nonzero(self.has_message):

@@ -33,7 +33,6 @@ T = TypeVar("T")
 
 END_VARIABLE = "MPI_ROLLOUT_END_S"
 END_TIMEOUT_S = 10.0  # Programs that end at all need less; an allocation costs more.
-INTERRUPTED = "interrupted"
 SAME_S = 0.3  # Between signals of a launcher to its ranks.
 LAST_WORDS_S = 5.0  # The time for the message and MPI's end after that.
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
@@ -55,7 +54,7 @@ def all_or_none(comm: "MPI.Comm") -> Iterator[None]:
         # when another rank has ended the job and said why.
         if comm.rank or (error.args == ("SIGTERM",) and "OMPI_COMM_WORLD_RANK" in os.environ):
             sleep(SAME_S)
-        interrupt(comm, f"stopped by {error}" if error.args else INTERRUPTED)
+        interrupt(comm, f"stopped by {error}" if error.args else "interrupted")
     except BaseException as error:
         exits.end_if_forked(error)
         lost_ranks = _lost_ranks(comm, error)
@@ -127,18 +126,12 @@ def _lost_ranks(comm: "MPI.Comm", error: BaseException) -> list[int]:
     return [*comm.Get_failed().Translate_ranks(None, comm.Get_group())]
 
 
-def interrupt(comm: "MPI.Comm", words: str = INTERRUPTED) -> NoReturn:
-    """End all ranks at once because somebody asked for it."""
+def interrupt(comm: "MPI.Comm", words: str = "interrupted", is_hanging: bool = False) -> NoReturn:
+    """End all ranks at once because somebody asked for it; `is_hanging` says that the main thread hangs in C code."""
     say(f"mpi_rollout: {rank_and_host(comm.rank)}: {words}\n")
-    abort(comm, Interrupted.exit_code)
-
-
-def interrupt_hanging(comm: "MPI.Comm") -> NoReturn:
-    """Do the same from another thread while the main one hangs in C code: MPICH's MPI_Abort may wait for it."""
-    if comm.size == 1:  # Nobody else has to hear of it.
-        say(f"mpi_rollout: {rank_and_host(comm.rank)}: {INTERRUPTED}\n")
+    if is_hanging and comm.size == 1:  # MPICH's MPI_Abort may wait for that thread, and nobody else has to hear of it.
         exits.leave_now(Interrupted.exit_code)
-    interrupt(comm)
+    abort(comm, Interrupted.exit_code)
 
 
 def abort(comm: "MPI.Comm", code: int) -> NoReturn:

@@ -13,7 +13,7 @@ import sys
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder, SourceFileLoader
 from time import monotonic, sleep
 
-from mpi_rollout.exchange.mpi_start import ROOT, claimed_size, loaded_mpi, start_mpi_on_all_ranks
+from mpi_rollout.exchange.world import ROOT, claimed_size, loaded_mpi, rank_and_host, start_mpi_on_all_ranks
 
 TYPE_CHECKING = False  # `typing` takes time to import.
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ LEAST_RANKS = 16  # With fewer, the file system bears it, and ranks that import 
 LIMIT, START_TIMEOUT_S = "--start-timeout-s", 600.0
 LONGEST_S = 0.02  # Between two looks of a rank that waits: its core is free for the root's imports.
 ELSEWHERE = {"-h", "--help", "--version", "--dry-run"}  # What starts no MPI.
-_early: list[bool] = []  # Not empty from the start of MPI here until the ranks have met in a run.
+# Not empty from the start of MPI here until the ranks have met in a run: they do not know of each other's errors.
+early: list[bool] = []
 
 
 class Sent(SourceFileLoader):
@@ -63,24 +64,16 @@ def are_sent(arguments: "Sequence[str]") -> bool:
     """
     is_run = arguments[:1] in ([], ["run"]) or arguments[0].startswith("-")
     is_guarded = "OMPI_MCA_mpi_ft_enable" in os.environ  # `launcher.guard` forks, which comes before MPI.
-    return is_run and not is_guarded and claimed_size()[0] >= least_ranks(arguments) and not ELSEWHERE & {*arguments}
-
-
-def least_ranks(arguments: "Sequence[str]") -> int:
-    """Return from how many ranks on rank 0 sends modules: `--send-imports`, or else by default."""
-    value = typed(arguments, "--send-imports")
-    return {"yes": 2, "no": sys.maxsize}.get(value, LEAST_RANKS)
+    least = {"yes": 2, "no": sys.maxsize}.get(typed(arguments, "--send-imports"), LEAST_RANKS)
+    return is_run and not is_guarded and claimed_size()[0] >= least and not ELSEWHERE & {*arguments}
 
 
 def typed(arguments: "Sequence[str]", option: str) -> str:
     """Return the value that an option has on a command line, which is not parsed yet; "" without it."""
-    value = ""
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
-        if word == option:
-            value = following
-        elif word.startswith(option + "="):
-            value = word.partition("=")[2]
-    return value
+    pairs = [
+        (*word.partition("="), following) for word, following in zip(arguments, [*arguments[1:], ""], strict=False)
+    ]
+    return next((value if sign else following for name, sign, value, following in pairs[::-1] if name == option), "")
 
 
 def send(load: "Callable[[], None]", arguments: "Sequence[str]") -> None:
@@ -89,25 +82,21 @@ def send(load: "Callable[[], None]", arguments: "Sequence[str]") -> None:
         timeout_s = float(typed(arguments, LIMIT))
     except ValueError:  # It is not given, or will be refused.
         timeout_s = START_TIMEOUT_S
-    marks = repr((sys.version, sys.path, sys.flags)).encode()
+    marks = repr((sys.version, sys.path, sys.flags))
     start_mpi_on_all_ranks(timeout_s, LIMIT)
-    _early.append(True)
+    early.append(True)
     mpi = loaded_mpi()
     if mpi is None or mpi.COMM_WORLD.size == 1:  # The launcher is another MPI's, which is refused later.
         return
-    comm, sizes, packed = mpi.COMM_WORLD, bytearray(16), bytearray()
+    comm, packed = mpi.COMM_WORLD, b""
     if comm.rank == ROOT:
         before = {*sys.modules}
         load()
-        packed += marks + marshal.dumps(found(sys.modules.keys() - before))
-        sizes = bytearray(len(marks).to_bytes(8, "little") + len(packed).to_bytes(8, "little"))
-    _await(comm.Ibcast(sizes, ROOT), comm, timeout_s)
-    num_marks, num_bytes = (int.from_bytes(sizes[place : place + 8], "little") for place in (0, 8))
-    packed = packed or bytearray(num_bytes)
-    comm.Bcast(packed, ROOT)
-    if comm.rank != ROOT and packed[:num_marks] == marks:
-        finder = SentFinder(*marshal.loads(memoryview(packed)[num_marks:]))
-        sys.meta_path.insert(sys.meta_path.index(PathFinder), finder)
+        packed = marshal.dumps(found(sys.modules.keys() - before))
+    _await(comm.Ibcast(bytearray(1), ROOT), comm, timeout_s)
+    root_marks, packed = comm.bcast((marks, packed), ROOT)
+    if comm.rank != ROOT and root_marks == marks:
+        sys.meta_path.insert(sys.meta_path.index(PathFinder), SentFinder(*marshal.loads(packed)))
 
 
 def found(names: "Iterable[str]") -> "tuple[dict[str, Place], dict[str, CodeType]]":
@@ -130,27 +119,12 @@ def _await(request: "MPI.Request", comm: "MPI.Intracomm", timeout_s: float) -> N
     end, pause_s = monotonic() + timeout_s + comm.rank * 0.01, 0.0
     while not request.Test():
         if monotonic() > end:
-            _give_up(comm, timeout_s)
+            from mpi_rollout.errors import LaunchError
+            from mpi_rollout.exchange.job_end import abort
+            from mpi_rollout.process.console import say
+
+            late = f"rank {ROOT} has not imported the program within {timeout_s:g} s; give it more time by {LIMIT}"
+            say(f"mpi_rollout: {rank_and_host(comm.rank)}: {late}\n")
+            abort(comm, LaunchError.exit_code)
         sleep(pause_s)
         pause_s = min(pause_s + 1e-3, LONGEST_S)
-
-
-def _give_up(comm: "MPI.Intracomm", timeout_s: float) -> None:
-    from mpi_rollout.errors import LaunchError
-    from mpi_rollout.exchange.job_end import abort
-    from mpi_rollout.exchange.mpi_start import rank_and_host
-    from mpi_rollout.process.console import say
-
-    late = f"rank {ROOT} has not imported the program within {timeout_s:g} s; give it more time by {LIMIT}"
-    say(f"mpi_rollout: {rank_and_host(comm.rank)}: {late}\n")
-    abort(comm, LaunchError.exit_code)
-
-
-def is_early() -> bool:
-    """Tell whether MPI was started here and the ranks have not met since: they do not know of each other's errors."""
-    return bool(_early)
-
-
-def have_met() -> None:
-    """Note that the ranks have met."""
-    _early.clear()

@@ -14,14 +14,16 @@ all ranks, the root ends the run, and the others wait for its next order.
 """
 
 import os
+from collections.abc import Callable
+from functools import partial
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
 from mpi_rollout.errors import LaunchError, RankLost, RolloutError, UsageError
 from mpi_rollout.exchange.job_end import abort
-from mpi_rollout.exchange.transports import Buffers, Transport
+from mpi_rollout.exchange.transports import Buffers, CollectiveTransport
 from mpi_rollout.exchange.waiting import Wait
 from mpi_rollout.exchange.world import GRACE_S, ROOT, library_name
 from mpi_rollout.process.console import say
@@ -55,7 +57,7 @@ def check_ulfm(comm: "MPI.Intracomm") -> None:
         raise LaunchError(f"--on-rank-loss shrink needs mpirun --with-ft ulfm, got a job without it; {WAY_OUT}")
 
 
-class ShrinkingTransport(Transport):
+class ShrinkingTransport(CollectiveTransport):
     """Bcast and Gatherv among the ranks that are left: `ranks`, numbered as they were at the start.
 
     For rare messages it also has those methods of a communicator that are needed.  A lost rank's slot stays as it is.
@@ -65,58 +67,49 @@ class ShrinkingTransport(Transport):
         from mpi4py import MPI
 
         super().__init__(buffers, wait)
-        comm, order, slot, slots, _ = buffers
-        self.comm: MPI.Comm = comm
+        comm, slot = self.comm, buffers.slot
+        assert slot is not None, "all ranks have slots"
         self.rank, self.ranks = comm.rank, np.arange(comm.size)
         self._group, self._hosts = comm.Get_group(), comm.gather(os.uname().nodename, ROOT)
-        self._order, self._byte = (order.data, MPI.BYTE), MPI.BYTE
         self.lost_ranks: list[int] = []
-        nbytes = next((array.shape[-1] for array in (slot, slots) if array is not None), 0)
-        self._row = MPI.BYTE.Create_contiguous(nbytes).Commit()
-        self.use_slots(slot, slots)
+        self._row, self._num_rows = MPI.BYTE.Create_contiguous(slot.shape[-1]).Commit(), 1
         self._num_orders = 0  # Posted by the root; elsewhere received.
         self._is_plain = True  # The last order is all there is to say in its round.
         self._num_at_order = comm.size  # Ranks when it was posted.
         self._failed = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
         self._error = MPI.Exception
 
-    def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
-        self._slot, self._slots = slot, slots
-        self._describe(1)
-
-    def _describe(self, num_rows: int) -> None:
-        """Describe the first rows of all slots, as MPI takes them: those of each rank come to their own place."""
+    def _gather_of(self, num_rows: int) -> Callable[[], object]:
+        """Make the call that gathers the first rows: those of each rank come to their own place."""
         from mpi4py import MPI
 
-        self._num_rows, self._all = num_rows, None
-        # The root's own slot is in its place already.
-        self._own = MPI.IN_PLACE if self._slot is None or self._slots is not None else (self._slot, num_rows, self._row)
-        if self._slots is not None:
-            counts = np.full(len(self.ranks), num_rows)
-            self._all = (self._slots, (counts, self.ranks * self._slots.shape[1]), self._row)
+        slot, slots = self.buffers.slot, self.buffers.slots
+        if slots is None:
+            return partial(self.comm.Gatherv, (slot, num_rows, self._row), None, ROOT)
+        parts = np.full(len(self.ranks), num_rows), self.ranks * slots.shape[1]
+        return partial(self.comm.Gatherv, MPI.IN_PLACE, (slots, parts, self._row), ROOT)
 
     def post_order(self) -> None:
         self._num_orders += 1
         self._is_plain, self._num_at_order = True, len(self.ranks)
         try:
-            self.comm.Bcast(self._order, ROOT)
+            super().post_order()
         except self._error as error:
             self._recover(error)
 
     def await_order(self) -> None:
         while True:
             try:
-                self.comm.Bcast(self._order, ROOT)
+                super().post_order()
                 break
             except self._error as error:
                 self._recover(error, has_slot=True)
         self._num_orders += 1
 
     def post_slot(self, num_rows: int) -> None:
-        if num_rows != self._num_rows:
-            self._describe(num_rows)
+        self._num_rows = num_rows
         try:
-            self.comm.Gatherv(self._own, self._all, ROOT)
+            super().post_slot(num_rows)
         except self._error as error:
             self._recover(error, has_slot=True, is_void=not self._is_plain)
 
@@ -127,7 +120,7 @@ class ShrinkingTransport(Transport):
         while True:
             try:
                 if len(self.ranks) == self._num_at_order or self.rank != ROOT:
-                    return self.comm.Bcast((data.data, self._byte), ROOT)
+                    return super().send_bytes(data)
                 self._recover(None, is_void=True)  # The order had to be sent again.
             except self._error as error:
                 self._recover(error, is_void=True)
@@ -190,14 +183,14 @@ class ShrinkingTransport(Transport):
             self._num_orders = num_orders
             raise RankLost(f"lost {self._take_names()} between two steps")
         if num_orders == self._num_orders:
-            self.comm.Bcast(self._order, ROOT)
+            super().post_order()
             if has_slot:
-                self.comm.Gatherv(self._own, self._all, ROOT)
+                super().post_slot(self._num_rows)
 
     def _shrink(self) -> None:
         from mpi4py import MPI
 
-        comm = self.comm.Shrink()
+        comm = cast("MPI.Intracomm", self.comm.Shrink())
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         group = comm.Get_group()
         self.comm, self.ranks = comm, np.array(group.Translate_ranks(None, self._group))
@@ -210,7 +203,7 @@ class ShrinkingTransport(Transport):
             abort(comm, RolloutError.exit_code)
         if comm.size == 1:
             be_last()
-        self._describe(self._num_rows)
+        self._gathers.clear()
 
     def _agree(self, is_leaving: bool) -> bool:
         """Tell whether all ranks that are left want to leave.  **Collective**, even on a revoked communicator."""

@@ -101,7 +101,8 @@ class CollectiveTransport(Transport):
         from mpi4py import MPI
 
         super().__init__(buffers, wait)
-        self.comm, self._byte = buffers.comm, MPI.BYTE
+        self.comm: MPI.Intracomm = buffers.comm
+        self._byte = MPI.BYTE
         self._order = (buffers.order.data, MPI.BYTE)
         self.use_slots(buffers.slot, buffers.slots)
 

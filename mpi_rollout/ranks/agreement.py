@@ -25,17 +25,17 @@ from mpi_rollout.errors import (
     without_our_frames,
 )
 from mpi_rollout.exchange.job_end import abort, all_or_none, place_of
-from mpi_rollout.exchange.modules import LIMIT, have_met, is_early
-from mpi_rollout.exchange.mpi_start import (
+from mpi_rollout.exchange.modules import LIMIT, early
+from mpi_rollout.exchange.world import (
     GRACE_S,
     ROOT,
     TELL_AFTER_S,
     claimed_size,
+    comm_world,
     loaded_mpi,
     rank_and_host,
     start_mpi_on_all_ranks,
 )
-from mpi_rollout.exchange.world import comm_world
 from mpi_rollout.process.clock import MAX_TIMEOUT_S
 from mpi_rollout.process.console import STDERR, say
 from mpi_rollout.process.exits import ends_forked
@@ -115,7 +115,7 @@ def come_together(timeout_s: float) -> "MPI.Intracomm":
     comm = comm_world()
     with all_or_none(comm):
         meet(comm, timeout_s, COMMAND, LIMIT)
-    have_met()
+    early.clear()
     return comm
 
 
@@ -233,7 +233,7 @@ def share_refusal(error: RolloutError) -> RolloutError:
 
     A rank that left by itself would make the launcher end the others, perhaps before rank 0 has said why.
     """
-    if claimed_size()[0] == 1 or (loaded_mpi() is not None and not is_early()):
+    if claimed_size()[0] == 1 or (loaded_mpi() is not None and not early):
         return error
 
     def refuse() -> None:

@@ -58,9 +58,6 @@ class NativeSlice(Slice):
             layout = SlotLayout(self.envs.single_observation_space, self.envs.num_envs)
             self._unread = layout.columns(np.zeros(layout.nbytes, np.uint8), self.envs.num_envs)
 
-    def _to_first_row(self) -> None:
-        """Do nothing: each outcome of these envs is whole, and is copied."""
-
     def use_policy(self, choose: Choose, view: PolicyView | None) -> None:
         super().use_policy(choose, view)
         self._rollout = None

@@ -52,9 +52,11 @@ class Slice(ABC):
         The indices of the envs in messages: those in the larger run, of which env 0 here is env `first_env`.
     """
 
+    envs: Any  # A VectorEnv; that of a loop can call single envs by name.
     last_observations: Tree
     step: Callable[[Tree, int], Step]  # The envs' own `step`, given the row of the slot, too.
     _first_seed = 0  # The first env's seed, where seed 0 of the job gives another one.
+    _has_own_seeds = False  # The envs of a run have the seeds of their episodes; those of its first ones are not taken.
 
     def __init__(self, exchange: Exchange, envs: VectorEnv, random: RandomPolicy | None, first_env: int = 0):
         self.exchange, self.envs, self.env_indices = exchange, envs, exchange.envs
@@ -78,10 +80,6 @@ class Slice(ABC):
         """Fill the slot that the exchange has now."""
 
     @abstractmethod
-    def _to_first_row(self) -> None:
-        """Take the last outcome over to the slot's first row, where envs write to the slot: a reset may be of some."""
-
-    @abstractmethod
     def _put(self, outputs: Reset | Step, row: int, names: tuple[str, ...]) -> None:
         """Complete a row of the slot, but for its infos, after a step or reset, which gave `OF_STEP` or `OF_RESET`."""
 
@@ -89,13 +87,13 @@ class Slice(ABC):
     def _env_at_work(self) -> Work | None:
         """Return the call of envs that is under way."""
 
-    @abstractmethod
     def _call(self, places: Sequence[int], name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Values:
         """Call a method, or get an attribute, of the envs at these places."""
+        return tuple(self.envs.call_some(places, name, *args, **kwargs))
 
-    @abstractmethod
     def _set(self, places: Sequence[int], name: str, values: Sequence[object]) -> None:
         """Set an attribute of the envs at these places, a value each."""
+        self.envs.set_some(places, name, values)
 
     def use_policy(self, choose: Choose, view: PolicyView | None) -> None:
         """Let a policy choose where an order leaves that to the ranks; `view` is told what steps return, if given."""
@@ -115,7 +113,7 @@ class Slice(ABC):
         if mask is not None:
             assert not isinstance(options, Sequence), "a mask comes with a dict of options, or none"
             options = {**(options or {}), "reset_mask": mask[mine]}
-        self._fill(self.envs.reset(seed=seed, options=options))  # type: ignore[arg-type]  # Lists too, in a loop.
+        self._fill(self.envs.reset(seed=seed, options=options))  # Lists too, in a loop.
         if self._view is not None:
             self._view.note_reset(None if mask is None else mask[mine])
 
@@ -130,7 +128,6 @@ class Slice(ABC):
             self._take_steps(is_to_stop)
             return
         self._num_calls += 1
-        self._to_first_row()
         (self.reset if command == Command.RESET else self.restore)(*arguments)
         self.num_done = 1
         self._note_restarts(0)
@@ -152,8 +149,10 @@ class Slice(ABC):
         try:
             self._fill_rows(actions, [*actions, *extras] if is_asked else [], is_to_stop)
         finally:
-            if self.exchange.layout.actions:
-                self._send_back([*actions, *extras], [*slot.action_arrays, *slot.extra_arrays])
+            if self.exchange.layout.actions:  # What was chosen, and taken by the envs; the root's come without extras.
+                columns = *slot.action_arrays, *slot.extra_arrays
+                for array, column in zip([*actions, *extras], columns, strict=False):
+                    column[: self.num_done] = array[: self.num_done]
         if self._replaying is not None and self._replaying.is_over:
             self._replaying = None
 
@@ -210,11 +209,6 @@ class Slice(ABC):
         if len(places):
             actions[places] = self._random.by_masks(self.num_steps, places + self.env_indices.start, packed)
 
-    def _send_back(self, arrays: list[np.ndarray], columns: list[np.ndarray]) -> None:
-        """Put what was chosen, and taken by the envs, into the slot."""
-        for array, column in zip(arrays, columns, strict=False):  # The root's actions come without extras.
-            column[: self.num_done] = array[: self.num_done]
-
     def show(self, observations: Tree) -> None:
         """Show the policy these as the envs' last observations."""
         for leaf in leaves(self.envs.single_observation_space):
@@ -240,11 +234,7 @@ class Slice(ABC):
             self._replaying = ReplayingEnvs(self.envs, self.env_indices, past, self.step)
             self._fill(self._replaying.begin())
         else:
-            self._begin_history(past)
-
-    def _begin_history(self, past: Past) -> None:
-        """Reset the envs as at the beginning of the run."""
-        self.reset(past.seed)
+            self.reset(None if self._has_own_seeds else past.seed)
 
     def end_replay(self, lost: Sequence[int]) -> None:
         """Go on from where the run was; the envs with these indices with a new episode."""

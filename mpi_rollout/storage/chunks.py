@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 
 from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters
-from mpi_rollout.storage.schema import CHUNK, COMMIT, TABLES, first_digest, is_sparse, leaf_datasets, next_digest
+from mpi_rollout.storage.schema import CHUNK, COMMIT, LIST, TABLES, first_digest, is_sparse, leaf_datasets, next_digest
 from mpi_rollout.storage.values import ValueChecks
 
 if TYPE_CHECKING:
@@ -35,28 +35,23 @@ FEW_CHUNKS = 512  # HDF5 looks through them in a tenth of a millisecond.
 class FileDatasets:
     """All datasets of a new file, to append to and to commit: columns by names below /trajectories, tables by paths.
 
-    The wrong `values` of columns are counted on the way.
+    The wrong `values` of columns are counted on the way.  `tail` is the end of what an earlier start has committed.
     """
 
-    def __init__(self, file: h5py.File):
-        self.file, self._list = file, ChunkList(file)
-        columns = leaf_datasets(file["trajectories"]) if "trajectories" in file else {}
-        self.columns = {name: ChunkWriter(dataset, self._list) for name, dataset in columns.items()}
-        self.tables = {name: TableWriter(file[name], self._list) for name in TABLES if name in file}
-        self.values = ValueChecks(file.attrs)
-
-    def go_on(self, tail: "Tail") -> None:
-        """Append from now on behind what an earlier start has committed."""
-        for name, column in self.columns.items():
-            column.go_on(tail.datasets[f"trajectories/{name}"])
-        for name, table in self.tables.items():
-            table.go_on(tail.datasets[name])
-        self._list.go_on(tail)
-        self.values = tail.values
+    def __init__(self, file: h5py.File, tail: "Tail | None" = None):
+        self.file, self._list, ends = file, ChunkList(file, tail), {} if tail is None else tail.datasets
+        datasets = leaf_datasets(file["trajectories"]) if "trajectories" in file else {}
+        self.columns = {
+            name: ChunkWriter(dataset, self._list, ends.get(f"trajectories/{name}"))
+            for name, dataset in datasets.items()
+        }
+        tables = filter(file.__contains__, TABLES)
+        self.tables = {name: ChunkWriter(file[name], self._list, ends.get(name)) for name in tables}
+        self.values = ValueChecks(file.attrs) if tail is None else tail.values
 
     def append(self, name: str, array: np.ndarray, first_row: int, stop: int, is_last: bool = False) -> None:
-        """Write rows of a column, see `ChunkWriter.append`."""
-        new = self.columns[name].append(array, first_row, stop, is_last)
+        """Write rows of a column, see `ChunkWriter.write`."""
+        new = self.columns[name].write(array, first_row, stop, is_last)
         self.values.append(name, array[new], first_row + new.start)
 
     def commit(self, num_steps: int) -> None:
@@ -74,10 +69,8 @@ class FileDatasets:
         throughput.attrs.modify("seconds", np.float64(seconds))
         self.tables["throughput/ranks"].append(ranks)
         if is_last:
-            for column in self.columns.values():
+            for column in (*self.columns.values(), *self.tables.values()):
                 column.seal()
-            for table in self.tables.values():
-                table.seal()
         self.file.flush()  # What is listed as of steps that are committed already must be in HDF5's index.
         self._list.commit(num_steps)
         self.file.flush()
@@ -89,9 +82,12 @@ class FileDatasets:
 
 
 class ChunkWriter:
-    """Appends rows to one dataset, along its first axis; `chunk_list` is None for the tables of the list itself."""
+    """Appends rows to one dataset, along its first axis, behind its `tail`, if it has rows already.
 
-    def __init__(self, dataset: h5py.Dataset, chunk_list: "ChunkList | None" = None):
+    `chunk_list` is None for the tables of the list itself.
+    """
+
+    def __init__(self, dataset: h5py.Dataset, chunk_list: "ChunkList | None" = None, tail: "ChunkTail | None" = None):
         self.dataset, self.name, self.num_rows, self._list = dataset, str(dataset.name), len(dataset), chunk_list
         self.chunks: tuple[int, ...] = dataset.chunks
         self.envs = range(0, dataset.shape[1], self.chunks[1]) if dataset.ndim > 1 else range(1)
@@ -99,15 +95,12 @@ class ChunkWriter:
         nbytes = dataset.dtype.itemsize * int(np.prod(self.chunks))
         self._bytes = np.zeros(nbytes + CHECKSUM_NBYTES, np.uint8)  # Room for one chunk and its checksum.
         self._chunk = self._bytes[:nbytes].view(dataset.dtype).reshape(self.chunks)
-        self._open = np.zeros(0)  # The rows of the last chunk, while it is not full and has no checksum.
+        self._open = np.zeros(0, dataset.dtype)  # The rows of the last chunk, while it is not full and has no checksum.
         self._unsealed: set[int] = set()  # The first envs of its chunks that the file has.
+        if tail is not None:
+            self.num_rows, self._open, self._unsealed = tail.num_rows, tail.rows, set(tail.chunks["env"].tolist())
 
-    def go_on(self, tail: "ChunkTail") -> None:
-        """Append from now on behind these rows."""
-        self.num_rows, self._open = tail.num_rows, tail.rows
-        self._unsealed = set(tail.chunks["env"].tolist())
-
-    def append(self, array: np.ndarray, first_row: int, stop: int, is_last: bool = False) -> slice:
+    def write(self, array: np.ndarray, first_row: int, stop: int, is_last: bool = False) -> slice:
         """Write those of an array's first `stop` rows that the dataset does not have yet; return which these are.
 
         Rows of the last chunk beyond `stop` are written too, but are not part of the dataset.
@@ -115,7 +108,7 @@ class ChunkWriter:
         Parameters
         ----------
         array
-            C-contiguous; holds whole chunks along its first axis.  The first `stop` rows stay until the next call.
+            C-contiguous.  The first `stop` rows, and those of the chunk that they end in, stay until the next call.
         first_row
             The row of the dataset where the array begins; a chunk begins there too.
         is_last
@@ -131,6 +124,11 @@ class ChunkWriter:
         self.num_rows = first_row + stop
         self._open = array[stop - stop % rows : 0 if is_last else stop]
         return slice(start, stop)
+
+    def append(self, rows: np.ndarray) -> None:
+        """Write rows of a table behind its last one."""
+        array = np.concatenate([self._open, rows])
+        self.write(array, self.num_rows - len(self._open), len(array))
 
     def _write_row(self, row: int, array: np.ndarray, num_rows: int) -> None:
         """Write the chunks of all envs that begin in a row; `num_rows` of their rows count."""
@@ -152,7 +150,7 @@ class ChunkWriter:
         is_full = num_rows == self.chunks[0]
         if not is_full and part.shape == self.chunks and part.flags.c_contiguous:
             return part.reshape(-1).view(np.uint8), self._filters.none
-        if part.shape != self.chunks:  # The chunk goes beyond the last env.
+        if part.shape != self.chunks:  # The chunk goes beyond the last env, or the last row of a table.
             self._chunk[...] = np.zeros((), self._chunk.dtype)
         self._chunk[tuple(map(slice, part.shape))] = part
         return self._filters.encode(self._bytes) if is_full else (self._bytes[:-CHECKSUM_NBYTES], self._filters.none)
@@ -164,28 +162,6 @@ class ChunkWriter:
             array[:num_left] = self._open
             self._write_row(self.num_rows - num_left, array, self.chunks[0])
             self._open = self._open[:0]
-
-
-class TableWriter:
-    """Appends rows to a new dataset of one axis, in whole chunks; it keeps the last chunk in memory."""
-
-    def __init__(self, dataset: h5py.Dataset, chunk_list: "ChunkList | None" = None):
-        self._chunks = ChunkWriter(dataset, chunk_list)
-        self._rows = np.zeros(dataset.chunks, dataset.dtype)
-        self.seal = self._chunks.seal
-
-    def go_on(self, tail: "ChunkTail") -> None:
-        """Append from now on behind these rows."""
-        self._rows[: len(tail.rows)] = tail.rows
-        self._chunks.go_on(tail)
-
-    def append(self, rows: np.ndarray) -> None:
-        """Write rows behind the last one."""
-        while len(rows):
-            start = self._chunks.num_rows % len(self._rows)
-            part, rows = np.split(rows, [len(self._rows) - start])
-            self._rows[start : start + len(part)] = part
-            self._chunks.append(self._rows, self._chunks.num_rows - start, start + len(part))
 
 
 class ChunkList:
@@ -202,23 +178,17 @@ class ChunkList:
     index needs the place, and not for a chunk of zeros: its checksum tells them.
     """
 
-    def __init__(self, file: h5py.File):
-        self._file = file
+    def __init__(self, file: h5py.File, tail: "Tail | None" = None):
+        self._file, ends = file, {} if tail is None else tail.datasets
         names: list[str] = json.loads(file["chunks"].attrs["datasets"])  # Of a file that this process has made.
         self._numbers = {f"/{name}": number for number, name in enumerate(names)}
-        self._chunks, self._commits = TableWriter(file["chunks"]), TableWriter(file["commits"])
-        self._digest = first_digest(file.attrs)
+        self._chunks, self._commits = (ChunkWriter(file[name], tail=ends.get(name)) for name in LIST)
+        self._digest = first_digest(file.attrs) if tail is None else tail.digest
         self._new: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._growing: dict[tuple[int, ...], tuple[int, int]] = {}  # Offset and size of chunks that are not full.
-        self._num_chunks = self._behind_last = 0
+        self._num_chunks, self._behind_last = len(file["chunks"]), 0
         self._bytes = open(file.filename, "rb", buffering=0)  # noqa: SIM115  # It is open as long as the file.
-
-    def go_on(self, tail: "Tail") -> None:
-        """Append from now on behind the commits of an earlier start."""
-        self._chunks.go_on(tail.datasets["chunks"])
-        self._commits.go_on(tail.datasets["commits"])
-        self._digest, self._num_chunks = tail.digest, tail.datasets["chunks"].num_rows
-        for name, dataset in tail.datasets.items():
+        for name, dataset in ends.items():
             for chunk in dataset.chunks:
                 key = self._numbers[f"/{name}"], int(chunk["row"]), int(chunk["env"])
                 self._growing[key] = int(chunk["offset"]), int(chunk["nbytes"])

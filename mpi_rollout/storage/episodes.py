@@ -16,7 +16,7 @@ from mpi_rollout.storage.file_chunks import FileChunks
 from mpi_rollout.storage.schema import RESET, RETURN_OF, agents_in, episode_dtype
 
 if TYPE_CHECKING:
-    from mpi_rollout.storage.set_source import SetSource
+    from mpi_rollout.storage.recovery import SetSource
 
 WIDE = 512  # From so many envs on, a row at a time takes a tenth of the time of segments; with few, three times it.
 

@@ -175,20 +175,16 @@ _FILTER = ctypes.CFUNCTYPE(
 )
 
 
-def is_available(compression: str) -> bool:
-    """Tell whether this Python has what a compression needs."""
-    return compression not in PLUGINS or find_spec("hdf5plugin") is not None
-
-
 def why_missing(compression: str) -> str:
-    """Say what to do about a compression that is not available."""
+    """Say what to do about a compression for which this Python does not have what it needs; "" if it has."""
+    if compression not in PLUGINS or find_spec("hdf5plugin") is not None:
+        return ""
     return f"{compression} needs the package hdf5plugin, which is not installed: {pip_install('[compression]')}"
 
 
 def check_available(compression: str) -> None:
     """Refuse a compression of a run that this Python does not have; UsageError."""
-    if not is_available(compression):
-        why = why_missing(compression).removeprefix(compression)
+    if why := why_missing(compression).removeprefix(compression):
         raise UsageError(Option("compression", compression), f"{why}, or use ", Option("compression", "gzip"))
 
 

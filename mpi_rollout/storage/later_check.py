@@ -5,30 +5,28 @@ See `sandbox`, whose processes these are.
 
 from contextlib import ExitStack
 from threading import Thread
-from typing import Any
 
 from mpi_rollout.errors import DataError, RolloutError
-from mpi_rollout.storage.sandbox import PATIENCE_S, Child, answer_of, heeding, started
+from mpi_rollout.storage.sandbox import PATIENCE_S, answer_of, heeding, started
 from mpi_rollout.storage.tail import not_continued
 
 LATER_PATIENCE_S = 600.0  # As `PATIENCE_S`, for a child that gets only the time which nobody else uses.
 
 
-def begin_in_sandbox(task: str, path: str) -> tuple[Any, "LaterCheck"]:
-    """As `in_sandbox`, with a task that yields its answer and then goes on, while this process does other things."""
-    with ExitStack() as kept:
-        with heeding() as asked:
-            child = kept.enter_context(started(task, path))
-            answer = answer_of(child, PATIENCE_S, asked)
-        return answer, LaterCheck(child, kept.pop_all())
-
-
 class LaterCheck:
-    """What goes on in a child that has given its first answer.  A thread hears the child, so that nobody must wait."""
+    """A check of a file in a child that has given its `answer`, the number of steps, and goes on.
 
-    def __init__(self, child: Child, kept: ExitStack):
-        self._child, self._kept, self._is_ended = child, kept, False
+    A thread hears the child, so that nobody must wait.
+    """
+
+    def __init__(self, path: str):
         self._error: RolloutError | None = None
+        self._is_ended = False
+        with ExitStack() as kept:
+            with heeding() as asked:
+                self._child = kept.enter_context(started("mpi_rollout.storage.verification:verify_later", path))
+                self.answer = answer_of(self._child, PATIENCE_S, asked)
+            self._kept = kept.pop_all()
         self._thread = Thread(target=self._hear, name="later check", daemon=True)
         self._thread.start()
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mpi_rollout.config import RolloutConfig, read_config, versions
+from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.errors import ContentError
 from mpi_rollout.process.console import take_free_descriptors
@@ -122,12 +122,7 @@ def begin_manifest(
         if identity(path) not in (None, replaces):
             raise refusal(path)
         os.makedirs(shards_folder(path), exist_ok=True)
-        schema_of_manifest({**attributes, **own}).create(new, swmr_mode=False, is_locked=True).close()
+        Schema({**attributes, **own}, 1).create(new, swmr_mode=False, is_locked=True).close()
         lock.sync()
         put_in_free_place(new, part)
     return lock
-
-
-def schema_of_manifest(attributes: Mapping[str, object]) -> Schema:
-    """Return the schema of the manifest with these attributes of its root group, which were checked or are ours."""
-    return Schema(attributes, read_config(attributes["config"], "the manifest"), 1, int(str(attributes["num_ranks"])))

@@ -17,12 +17,17 @@ from mpi_rollout.storage import ownership
 from mpi_rollout.storage.checked_file import identity_of
 from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.filters import check_available
-from mpi_rollout.storage.later_check import LaterCheck, begin_in_sandbox
+from mpi_rollout.storage.later_check import LaterCheck
 from mpi_rollout.storage.manifest import is_set
-from mpi_rollout.storage.overwriting import check_replaceable, why_dropped
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
-from mpi_rollout.storage.run_file import Prefix, RunFile, new_file
-from mpi_rollout.storage.same_run import check_extends, check_same_run, why_not_brought_back
+from mpi_rollout.storage.run_file import Prefix, RunFile
+from mpi_rollout.storage.same_run import (
+    check_extends,
+    check_replaceable,
+    check_same_run,
+    why_dropped,
+    why_not_brought_back,
+)
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.storage.schema import agents_in
 from mpi_rollout.storage.shard_files import shards_folder
@@ -63,12 +68,6 @@ class ClaimedOutput:
     source: str = ""
     dropped: str = ""
 
-    def drop(self) -> None:
-        """Remove the unfinished file of another run, just before this one makes its own."""
-        if self.dropped:
-            os.unlink(self.source)
-            self.release()
-
     def new_file(
         self,
         config: RolloutConfig,
@@ -79,8 +78,10 @@ class ClaimedOutput:
     ) -> RunFile:
         """Return the file that is to be made now, of what there is; the last two are as in `run_file.Prefix`."""
         prefix = None if self.past is None else Prefix(self.past.num_steps, self.source, lost, check_stop)
-        self.drop()
-        return new_file(config, attributes, num_rows, prefix, self.replaces)
+        if self.dropped:
+            os.unlink(self.source)
+            self.release()
+        return RunFile(config, attributes, num_rows, prefix, self.replaces)
 
     @property
     def old_nbytes(self) -> tuple[int, int]:
@@ -232,7 +233,7 @@ def look_into(config: RolloutConfig, part: str) -> tuple[StoredRun | None, Seque
     checks: Sequence[LaterCheck] = ()
     try:
         if part.endswith(".part") and not is_marked(part):
-            checks = [begin_in_sandbox("mpi_rollout.storage.verification:verify_later", part)[1]]
+            checks = [LaterCheck(part)]
         else:
             in_sandbox("mpi_rollout.storage.verification:end", part)
         stored = StoredRun(part)

@@ -151,23 +151,21 @@ def check_name(path: str) -> None:
     if not path:
         raise UsageError(Option("out"), " must name a file, got ''")
     place = located(path)
+    given, better, words = Option("out", path), Option("out"), ""
     if path == "-":
-        words = " is no file, and HDF5 cannot be written to stdout; use "
-        raise UsageError(Option("out", path), words, Option("out", "run.h5"))
-    if path.endswith("/") or os.path.isdir(place):
-        inside = quote(os.path.join(path, "run.h5"))
-        raise UsageError(Option("out"), f" must name a file, got the folder {path}; use ", Option("out", inside))
-    if path.endswith(".part"):
-        name = quote(path.removesuffix(".part"))
+        better, words = Option("out", "run.h5"), " is no file, and HDF5 cannot be written to stdout; use "
+    elif path.endswith("/") or os.path.isdir(place):
+        given, better = Option("out"), Option("out", quote(os.path.join(path, "run.h5")))
+        words = f" must name a file, got the folder {path}; use "
+    elif path.endswith(".part"):
+        better = Option("out", quote(path.removesuffix(".part")))
         words = ": .part is for files that are not complete; use "
-        raise UsageError(Option("out", path), words, Option("out", name))
-    if os.path.islink(place) and not os.path.exists(place):
-        target = os.readlink(place)
-        words = f" is a link to {target}, which is not there; remove it or use another "
-        raise UsageError(Option("out", path), words, Option("out"))
-    if os.path.lexists(place) and not os.path.isfile(place):
+    elif os.path.islink(place) and not os.path.exists(place):
+        words = f" is a link to {os.readlink(place)}, which is not there; remove it or use another "
+    elif os.path.lexists(place) and not os.path.isfile(place):
         words = " exists and is no file but a device, pipe or socket; use another "
-        raise UsageError(Option("out", path), words, Option("out"))
+    if words:
+        raise UsageError(given, words, better)
 
 
 def put_in_free_place(temporary: str, path: str) -> None:

@@ -1,13 +1,13 @@
 """The committed first steps of a run, copied into another file: to recover them, or to go on with the run."""
 
+import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 
 import h5py
 import numpy as np
 
-from mpi_rollout.config import read_config
 from mpi_rollout.core.columns import has_last_row, result_name
 from mpi_rollout.errors import DataError, RolloutError, StorageError
 from mpi_rollout.process.clock import utc_now
@@ -28,11 +28,71 @@ from mpi_rollout.storage.schema import (
     fault_row,
     leaf_datasets,
 )
-from mpi_rollout.storage.set_source import SetSource
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import Tell, count, is_of_reading, number
 from mpi_rollout.storage.verification import verify
 from mpi_rollout.text import system_words
+
+OF_SET = "run", "shards"  # Attributes and options that the file of no set has.
+OPTIONS_OF_SET = "storage", "shards_per_node"
+
+
+class SetSource:
+    """A set of shards as the one file that is made of it: what is asked of a `CheckedFile`, which the manifest is."""
+
+    def __init__(self, manifest: CheckedFile, stored: StoredRun, num_steps: int):
+        self._stored, self.stored, self.num_steps, self.num_committed = stored, self, num_steps, stored.num_steps
+        self.root, self.is_complete, self.throughput = manifest.root, manifest.is_complete, manifest.throughput
+        self._manifest, self.tell, self.resets = manifest, manifest.tell, manifest.resets
+        kept = {name: value for name, value in self.root.items() if name not in (*OF_SET, *LATER_ATTRIBUTES)}
+        options = json.loads(str(self.root["config"]))
+        kept["config"] = json.dumps({name: value for name, value in options.items() if name not in OPTIONS_OF_SET})
+        self.schema = Schema(kept, max(shape[0] for shape in stored.chunks.values()))
+        self.config = self.schema.config
+
+    def table(self, name: str, dtype: np.dtype) -> np.ndarray:
+        """Return a table of the manifest; before the set is complete the shards know the throughput."""
+        if name == "throughput/intervals" and not self.is_complete:
+            return merged_intervals([file.intervals for file, _ in self._stored.parts if len(file.intervals)])
+        return self._manifest.table(name, dtype)
+
+    def has(self, name: str) -> bool:
+        """Tell whether the shards have a column."""
+        return name in self._stored.leaves
+
+    def faults(self) -> np.ndarray:
+        """Return the rows of /faults of the steps that count."""
+        return np.asarray(self._stored.faults[self._stored.faults["step"] < self.num_steps])
+
+    def chunks(self, name: str) -> "SetColumn":
+        """Return a column by its path."""
+        return SetColumn(self._stored, name.removeprefix("trajectories/"))
+
+
+class SetColumn:
+    """A column of a set, read as `ChunkReader` reads one of a file."""
+
+    def __init__(self, stored: StoredRun, name: str):
+        self._stored, self._name, self.rows = stored, name, stored.chunks[name][0]
+        self.shape = stored.num_rows(name), stored.config.num_envs
+
+    def read(self, start: int, stop: int, into: np.ndarray | None = None) -> np.ndarray:
+        """Read rows `start` to `stop` - 1, into an array if one is given; DataError if a chunk is damaged."""
+        return self._stored.read(self._name, slice(start, stop), slice(0, self.shape[1]), into)
+
+
+def merged_intervals(tables: Sequence[np.ndarray]) -> np.ndarray:
+    """Put the throughput of teams in their last start together: at each time, what each of them noted last."""
+    begins = [np.flatnonzero(np.diff(rows["time"], prepend=np.inf) < 0)[-1] for rows in tables]
+    last = [rows[begin:] for rows, begin in zip(tables, begins, strict=True)]
+    times = np.unique([time for rows in last for time in rows["time"]])
+    merged = np.zeros(len(times), INTERVAL)
+    merged["time"] = times
+    for rows in last:
+        places = np.searchsorted(rows["time"], times, side="right")
+        for name in ("env_steps", "env_steps_per_s"):
+            merged[name] += np.append(np.zeros(1, rows[name].dtype), rows[name])[places]
+    return merged
 
 
 def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int | None = None) -> dict[str, object]:
@@ -73,9 +133,7 @@ def _source_of(path: str, tell: Tell, num_steps: int | None) -> Iterator[Checked
 def schema_of(file: h5py.File) -> Schema:
     """Return the schema of a file that continues this one, with the columns that this version has."""
     attributes = {name: value for name, value in file.attrs.items() if name not in LATER_ATTRIBUTES}
-    config, columns = read_config(file.attrs["config"], str(file.filename)), leaf_datasets(file["trajectories"])
-    num_rows = max(dataset.chunks[0] for dataset in columns.values())
-    return Schema(attributes, config, num_rows, file["throughput/ranks"].chunks[0])
+    return Schema(attributes, max(dataset.chunks[0] for dataset in leaf_datasets(file["trajectories"]).values()))
 
 
 def _fill(source: CheckedFile | SetSource, destination: FileDatasets) -> None:

@@ -34,7 +34,7 @@ from mpi_rollout.storage.schema import (
     padded,
     rank_rows,
 )
-from mpi_rollout.storage.tail import read_tail, why_copied
+from mpi_rollout.storage.tail import can_go_on, read_tail
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import check_index
 
@@ -71,10 +71,12 @@ class RunFile:
 
     Parameters
     ----------
-    replaces
-        The `ownership.identity` of the complete file at `path` that the run extends.
+    attributes, num_rows
+        Those of the root group, and the rows of a block.
     prefix
         What another file has already of the run, if it is continued or extended.
+    replaces
+        The `ownership.identity` of the complete file at `path` that the run extends.
 
     Attributes
     ----------
@@ -85,12 +87,18 @@ class RunFile:
     """
 
     def __init__(
-        self, path: str, schema: Schema, replaces: tuple[int, int] | None = None, prefix: Prefix | None = None
+        self,
+        config: RolloutConfig,
+        attributes: Mapping[str, object],
+        num_rows: int,
+        prefix: Prefix | None = None,
+        replaces: tuple[int, int] | None = None,
     ):
-        self.path, self.part, self._replaces = path, path + ".part", replaces
-        self._prefix = prefix
-        self._schema, self.is_recording = schema, is_recording(schema.attributes)
-        self._episodes = make_table(schema.config, schema.attributes) if schema.config.trajectories else None
+        attributes = {**attributes, "versions": json.dumps(versions() | libraries())}
+        self._schema = Schema(attributes, num_rows)
+        self.path, self.part, self._prefix, self._replaces = config.path, config.path + ".part", prefix, replaces
+        self.is_recording = is_recording(attributes)
+        self._episodes = make_table(config, attributes) if config.trajectories else None
         self.lock: Lock | None = None
         self.num_committed = self._num_rows_seen = 0
         self.worst_commit_s = 0.0
@@ -104,19 +112,11 @@ class RunFile:
         return self._datasets.values
 
     def begin(self) -> None:
-        """Make the file, with what there is of the run."""
-        if self._prefix is None:
-            self.create()
-        else:
-            self.go_on_from(self._prefix)
-
-    def create(self) -> None:
-        """Begin a new file.  It gets its name when it has all its objects."""
-        self._make(self.part + ".new")
-        put_in_free_place(self.part + ".new", self.part)
-
-    def go_on_from(self, prefix: Prefix) -> None:
-        """Begin with what an earlier start has left: in the same file if that can be, otherwise in a copy."""
+        """Make the file; what an earlier start has left goes on in the same file if that can be, else in a copy."""
+        if (prefix := self._prefix) is None:
+            self._make(self.part + ".new")
+            put_in_free_place(self.part + ".new", self.part)  # It has all its objects.
+            return
         self.num_committed = self._num_rows_seen = prefix.num_steps
         if prefix.source != self.part or prefix.lost or not self._append_to_part(prefix.num_steps):
             self._begin_copy(prefix)
@@ -124,23 +124,27 @@ class RunFile:
     def _append_to_part(self, num_steps: int) -> bool:
         """Open the file of an earlier start to append to it; return whether that can be.  The caller has locked it."""
         with checked(self.part, lambda doing: None) as source:
-            if why_copied(source, self._schema, num_steps):
+            if not can_go_on(source, self._schema, num_steps):
                 return False
             tail = read_tail(source)
         take_free_descriptors()
         file = h5py.File(self.part, "r+", libver="latest", locking=False)
         file.swmr_mode = True
-        self._datasets = FileDatasets(file)
-        self._datasets.go_on(tail)
+        self._datasets = FileDatasets(file, tail)
         self._episodes = tail.episodes
         return True
 
     def _begin_copy(self, prefix: Prefix) -> None:
-        """Make a new file of what there is, which is called `.part` when it has all."""
+        """Make a new file of what there is, checked on the way, which is called `.part` when it has all."""
         new = self.part + ".new"
         lock = self._make(new)
         with _whole_or_gone(new):
-            self._episodes = self._copy(prefix)
+            reading = checked(prefix.source, lambda _: prefix.check_stop(), prefix.num_steps, is_rescue=True)
+            try:  # Its table of episodes is not read again, but computed.
+                with reading as source, writing(new):
+                    self._episodes = copy_prefix(source, self._datasets, prefix.lost)
+            except StorageError as error:  # `checked` would blame the source for the error itself.
+                raise (error.__cause__ or error) from None
             self._commit(prefix.num_steps, self._episodes)
             self.ended = np.zeros(3)
             lock.sync()
@@ -148,17 +152,6 @@ class RunFile:
             os.replace(new, self.part)
         else:
             put_in_free_place(new, self.part)
-
-    def _copy(self, prefix: Prefix) -> EpisodeTable:
-        """Copy what there is, and check it on the way; its table of episodes is not read again, but computed."""
-        try:
-            with (
-                checked(prefix.source, lambda _: prefix.check_stop(), prefix.num_steps, is_rescue=True) as source,
-                writing(self.part + ".new"),
-            ):
-                return copy_prefix(source, self._datasets, prefix.lost)
-        except StorageError as error:  # `checked` would blame the source for the error itself.
-            raise (error.__cause__ or error) from None
 
     def _make(self, path: str) -> Lock:
         """Make the file of a run that nobody else writes."""
@@ -244,19 +237,6 @@ class RunFile:
         if self.lock is not None:
             self.lock.release()
             self.lock = None
-
-
-def new_file(
-    config: RolloutConfig,
-    attributes: Mapping[str, object],
-    num_rows: int,
-    prefix: Prefix | None = None,
-    replaces: tuple[int, int] | None = None,
-) -> RunFile:
-    """Return the file of a run, which its writer makes; a block has `num_rows` rows."""
-    attributes = {**attributes, "versions": json.dumps(versions() | libraries())}
-    schema = Schema(attributes, config, num_rows, int(str(attributes["num_ranks"])))
-    return RunFile(config.path, schema, replaces, prefix)
 
 
 @contextmanager

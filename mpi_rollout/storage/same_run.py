@@ -1,4 +1,7 @@
-"""Whether a file that is there is of the run that is to be begun."""
+"""Whether a file that is there is of the run that is to be begun, and what `--overwrite` may replace.
+
+A complete file stays until the new one is complete.  An unfinished one of another run goes when the new one is made.
+"""
 
 import json
 import os
@@ -11,7 +14,7 @@ from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
 from mpi_rollout.policies.sources import sha256_of
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.storage.shard_files import shards_folder
-from mpi_rollout.text import shortened
+from mpi_rollout.text import counted, shortened
 
 LENGTHS = "num_steps", "num_episodes"  # Whichever is reached first ends a run.
 
@@ -23,13 +26,12 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
     UsageError if options that decide on the data differ, or if this version of the program would go on with other
     actions; the message says which.
     """
-    is_complete = stored["complete"]
+    is_complete, about = stored["complete"], f"--out {config.out}: {path}"
     way_out = f"move it away, use another --out, or {'replace' if is_complete else 'drop'} it with --overwrite"
     if stored["sharded"]:
         way_out = f"move it and {shards_folder(path)} away, or use another --out"
     if stored["recorded"]:
-        words = f"is the recording of a trainer, which no run continues; {way_out}"
-        raise UsageError(f"--out {config.out}: {path} {words}")
+        raise UsageError(f"{about} is the recording of a trainer, which no run continues; {way_out}")
     before = read_config(stored["config"], path)
     changes = _changes(before, config)
     has_fewer = is_cut = False
@@ -45,18 +47,14 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
     elif is_cut:
         advice += " (more --num-steps or --num-episodes extend a complete file, fewer do not cut it)"
     if changes:
-        raise UsageError(f"--out {config.out}: {path} is of another run: {'; '.join(changes.values())}; {advice}")
+        raise UsageError(f"{about} is of another run: {'; '.join(changes.values())}; {advice}")
     sha256 = sha256_of(config.policy) if stored["policy_sha256"] else ""
     if sha256 and sha256 != stored["policy_sha256"]:  # A file that cannot be read is refused as in a new run.
-        raise UsageError(
-            f"--out {config.out}: {path} is of a run with another {config.policy} (its SHA-256 was "
-            f"{stored['policy_sha256'][:16]}...); {advice}"
-        )
+        was = f"(its SHA-256 was {stored['policy_sha256'][:16]}...)"
+        raise UsageError(f"{about} is of a run with another {config.policy} {was}; {advice}")
     if stored["version"] == 1 and config.is_random and (has_fewer or not is_complete):
-        raise UsageError(
-            f"--out {config.out}: {path} was begun by a version of mpi_rollout that draws other random actions from "
-            "the same seed; finish it with that version, move it away, or use another --out"
-        )
+        words = "was begun by a version of mpi_rollout that draws other random actions from the same seed"
+        raise UsageError(f"{about} {words}; finish it with that version, move it away, or use another --out")
     return has_fewer
 
 
@@ -104,27 +102,46 @@ def check_extends(config: RolloutConfig, path: str) -> None:
 
     AlreadyComplete if it is this run with all its steps; UsageError if it is something else, or cannot be extended.
     """
+    about = f"--out {config.out}: {path}"
     try:
         stored = in_sandbox("mpi_rollout.storage.checked_file:identity", path)
     except DataError as error:
-        raise UsageError(f"--out {config.out}: {path} exists; move it away or use another --out ({error})") from error
+        raise UsageError(f"{about} exists; move it away or use another --out ({error})") from error
+    has_fewer = check_same_run(config, stored, path)
     if not stored["complete"]:
-        check_same_run(config, stored, path)
-        raise UsageError(
-            f"--out {config.out}: {path} was recovered from this run before its end; move it away to continue the run"
-        )
-    if not check_same_run(config, stored, path):
-        raise AlreadyComplete(
-            f"--out {config.out}: {path} is there already, of the same run and complete; nothing is left to do"
-        )
+        raise UsageError(f"{about} was recovered from this run before its end; move it away to continue the run")
+    if not has_fewer:
+        raise AlreadyComplete(f"{about} is there already, of the same run and complete; nothing is left to do")
     if os.path.islink(path):
-        raise UsageError(
-            f"--out {config.out} is a link; to extend the file give its name, --out {quote(os.path.realpath(path))}"
-        )
-    why = "it has no trajectories"
-    if config.trajectories:
-        why = why_not_brought_back(Reproducibility(stored["promise"]))
-    if why:
-        raise UsageError(
-            f"--out {config.out}: {path} cannot be extended, since {why}; move it away or use another --out"
-        )
+        name = quote(os.path.realpath(path))
+        raise UsageError(f"--out {config.out} is a link; to extend the file give its name, --out {name}")
+    promised = Reproducibility(stored["promise"])
+    if why := why_not_brought_back(promised) if config.trajectories else "it has no trajectories":
+        raise UsageError(f"{about} cannot be extended, since {why}; move it away or use another --out")
+
+
+def check_replaceable(config: RolloutConfig, path: str) -> dict[str, object]:
+    """Return what `checked_file.identity` says of a file that may be replaced.
+
+    UsageError if it is a link, or no file of this program.
+    """
+    if os.path.islink(path):
+        name = quote(os.path.realpath(path))
+        raise UsageError(f"--out {config.out} is a link; to replace the file give its name, --out {name}")
+    try:
+        return dict(in_sandbox("mpi_rollout.storage.checked_file:identity", path))
+    except DataError as error:
+        words = f"move {path} away or use another --out ({error})"
+        raise UsageError(f"--overwrite replaces whole files of mpi_rollout only; {words}") from error
+
+
+def why_dropped(config: RolloutConfig, part: str) -> str:
+    """Return why an unfinished file is dropped, and what is in it; "" if it is this run's own and can be continued."""
+    stored = check_replaceable(config, part)
+    try:
+        check_same_run(config, stored, part)
+        why = why_not_brought_back(Reproducibility(str(stored["promise"])))
+    except UsageError as error:
+        why = str(error).partition(f"{part} ")[2].rpartition("; ")[0]
+        why = f"it {why}" if why else ""
+    return f"--overwrite drops {part}, {counted(int(str(stored['num_steps'])), 'step')}: {why}" if why else ""

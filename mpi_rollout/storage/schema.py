@@ -9,17 +9,18 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import h5py
 import numpy as np
 
-from mpi_rollout.config import RolloutConfig
+from mpi_rollout.config import RolloutConfig, read_config
 from mpi_rollout.core.columns import NEWEST, Rows, column_of, stored_leaves
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError
 from mpi_rollout.process.clock import PHASES
-from mpi_rollout.storage.filters import GZIP_LEVEL, compression_of, filter_options, is_available, pays, why_missing
+from mpi_rollout.storage.filters import GZIP_LEVEL, compression_of, filter_options, pays, why_missing
 from mpi_rollout.storage.untrusted import parsed
 from mpi_rollout.storage.values import ValueChecks, described_agents, described_leaves
 
@@ -88,9 +89,11 @@ class Schema:
     """What is known about a file before its first step: the attributes of its root group, and the rows of a block."""
 
     attributes: Mapping[str, object]
-    config: RolloutConfig
     num_rows: int
-    num_ranks: int
+
+    @cached_property
+    def config(self) -> RolloutConfig:
+        return read_config(self.attributes["config"], "the new file")
 
     def create(self, path: str, swmr_mode: bool = True, is_locked: bool = False) -> h5py.File:
         """Make the file with all its objects, empty; FileExistsError if it exists and is not locked by this process."""
@@ -128,7 +131,7 @@ class Schema:
             if pays(self.config.compression, dtype, shape[1:]):
                 options |= filter_options(self.config.compression, dtype, GZIP_LEVEL)
         else:
-            options["chunks"] = (TABLES[name][1] or self.num_ranks,)
+            options["chunks"] = (TABLES[name][1] or int(str(self.attributes["num_ranks"])),)
         file.create_dataset(name, (0, *shape), dtype, **options)
 
 
@@ -168,20 +171,16 @@ def episode_dtype(agents: Sequence[str]) -> np.dtype:
 def check_datasets(datasets: Mapping[str, h5py.Dataset], expected: Contents, compression: str) -> None:
     """Check that these are the datasets of a file; ContentError if one is missing or another one."""
     for name, (dtype, shape) in expected.items():
-        if name not in datasets:
+        if (dataset := datasets.get(name)) is None:
             raise ContentError(f"there is no {name}")
-        _check_dataset(name, datasets[name], dtype, shape)
-        _check_compression(name, datasets[name], compression if name.startswith("trajectories/") else "none")
-
-
-def _check_dataset(name: str, dataset: h5py.Dataset, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    got = dataset.dtype, (dataset.shape or ())[1:]
-    if got != (dtype, shape):
-        raise ContentError(f"{name} should be {dtype} {shape} a row, got {got[0]} {got[1]}")
-    if dataset.chunks is None or dataset.chunks[2:] != tuple(max(size, 1) for size in shape[1:]):
-        raise ContentError(f"{name} is not cut into chunks of whole rows")
-    if dataset.fletcher32 == (name in LIST):  # Others' readers have only those of HDF5.
-        raise ContentError(f"{name} has {'' if dataset.fletcher32 else 'no '}checksums")
+        got = dataset.dtype, (dataset.shape or ())[1:]
+        if got != (dtype, shape):
+            raise ContentError(f"{name} should be {dtype} {shape} a row, got {got[0]} {got[1]}")
+        if dataset.chunks is None or dataset.chunks[2:] != tuple(max(size, 1) for size in shape[1:]):
+            raise ContentError(f"{name} is not cut into chunks of whole rows")
+        if dataset.fletcher32 == (name in LIST):  # Others' readers have only those of HDF5.
+            raise ContentError(f"{name} has {'' if dataset.fletcher32 else 'no '}checksums")
+        _check_compression(name, dataset, compression if name.startswith("trajectories/") else "none")
 
 
 def _check_compression(name: str, dataset: h5py.Dataset, wanted: str) -> None:
@@ -189,8 +188,8 @@ def _check_compression(name: str, dataset: h5py.Dataset, wanted: str) -> None:
     expected, got = wanted if pays(wanted, dataset.dtype, dataset.shape[2:]) else "none", compression_of(dataset)
     if expected != got:
         raise ContentError(f"{name} should have the compression {expected}, got {got}")
-    if not is_available(got):
-        raise ContentError(f"{name} is compressed: {why_missing(got)}")
+    if why := why_missing(got):
+        raise ContentError(f"{name} is compressed: {why}")
 
 
 def libraries() -> dict[str, str]:

@@ -8,10 +8,9 @@ import numpy as np
 
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.chunks import FileDatasets
-from mpi_rollout.storage.manifest import schema_of_manifest
 from mpi_rollout.storage.ownership import give_name, identity, make_locked, removed
 from mpi_rollout.storage.run_file import Ending
-from mpi_rollout.storage.schema import LATER_ATTRIBUTES, LIMIT, padded, rank_rows
+from mpi_rollout.storage.schema import LATER_ATTRIBUTES, LIMIT, Schema, padded, rank_rows
 from mpi_rollout.storage.set_check import check_set, episodes_of, lay_out, wrong_values_of
 from mpi_rollout.storage.shard_files import shard_path
 from mpi_rollout.storage.stored_run import StoredRun
@@ -38,7 +37,7 @@ def complete_manifest(path: str, ending: Ending, intervals: np.ndarray, replaces
         attributes = {name: value for name, value in stored.attributes.items() if name not in LATER_ATTRIBUTES}
         # Of the start that ends the run, as in a single file.
         last = {"num_ranks": len(ending.ranks), "hosts": dumps([rank["host"] for rank in ending.ranks])}
-        schema = schema_of_manifest(attributes | last | {"shards": dumps(shards)})
+        schema = Schema(attributes | last | {"shards": dumps(shards)}, 1)
         lock = make_locked(new)
         with removed(new):
             with closing(FileDatasets(schema.create(new, swmr_mode=False, is_locked=True))) as datasets:

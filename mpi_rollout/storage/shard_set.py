@@ -61,8 +61,8 @@ class ClaimedSet:
         if self.lock is None:
             self.lock = begin_manifest(config.path, attributes, self.run, self.ranges, self.replaces)
 
-    def drop_if_empty(self, part: str, num_safe: int) -> bool:
-        """Remove a new set whose shards have no step that all of them have; return whether there is one."""
+    def drop_if_empty(self, part: str, num_safe: int) -> None:
+        """Remove a new set whose shards have no step that all of them have."""
         paths = [shard_path(part, envs) for envs in self.ranges] if self.is_new and not num_safe else []
         for path in (*paths, *(f"{path}.part" for path in paths)):
             with suppress(OSError):
@@ -70,7 +70,6 @@ class ClaimedSet:
         with suppress(OSError):
             os.rmdir(shards_folder(part))
             os.unlink(part)
-        return os.path.exists(part)
 
     def release(self) -> None:
         """Let other runs write there."""

@@ -42,38 +42,36 @@ class ChunkTail:
 class Tail:
     """What follows is appended behind this; `digest` is that of the last commit."""
 
-    num_steps: int
     datasets: Mapping[str, ChunkTail]
     digest: bytes
     values: ValueChecks
     episodes: EpisodeTable
 
 
-def why_copied(source: CheckedFile, schema: Schema, num_steps: int) -> str:
-    """Return why a run with this schema cannot go on in a file after so many steps, but in a copy; "" if it can."""
+def can_go_on(source: CheckedFile, schema: Schema, num_steps: int) -> bool:
+    """Tell whether a run with this schema goes on in a file after so many steps, and not in a copy.
+
+    The file is of this version and run, has chunks of the same sizes, and all that was committed and no more.
+    """
     if source.root["format_version"] != FORMAT_VERSION or not source.stored.has_list:
-        return "it was written by an older version"
-    for name, value in schema.attributes.items():
-        if name not in MAY_DIFFER and str(source.root.get(name)) != str(value):
-            return f"its attribute {name} is another one"
-    for name in MUST_NOT_DIFFER:
-        if getattr(source.config, name) != getattr(schema.config, name):
-            return f"its {name} is another one"
-    if source.is_sealed or num_steps != source.num_committed or is_marked(source.path):
-        return "its writer was killed, or it is complete, or goes on behind these steps"
-    expected = source.counting_rows()
-    for name, dataset in source.datasets.items():
-        if dataset.maxshape[0] is not None or (dataset.ndim > 1 and schema.num_rows % dataset.chunks[0]):
-            return f"{name} has chunks of another size"
-        if name not in LIST and (len(dataset) != expected[name] or source.stored.chunks(name).disagreement()):
-            return f"{name} has more than was committed"
-    commit = source.file["commits"][-1]
-    is_last = commit["num_steps"] == source.num_committed and commit["num_chunks"] == len(source.file["chunks"])
-    return "" if is_last else "its list of chunks has more than was committed"
+        return False
+    commit, expected, attributes = source.file["commits"][-1], source.counting_rows(), schema.attributes
+    listed = [(name, dataset) for name, dataset in source.datasets.items() if name not in LIST]
+    return bool(
+        all(str(source.root.get(name)) == str(attributes[name]) for name in attributes.keys() - MAY_DIFFER)
+        and all(getattr(source.config, name) == getattr(schema.config, name) for name in MUST_NOT_DIFFER)
+        and not (source.is_sealed or is_marked(source.path))
+        and num_steps == source.num_committed == commit["num_steps"]
+        and commit["num_chunks"] == len(source.file["chunks"])
+        and all(dataset.maxshape[0] is None for dataset in source.datasets.values())
+        and all(dataset.ndim == 1 or schema.num_rows % dataset.chunks[0] == 0 for _, dataset in listed)
+        and all(len(dataset) == expected[name] for name, dataset in listed)
+        and not any(source.stored.chunks(name).disagreement() for name, _ in listed)
+    )
 
 
 def read_tail(source: CheckedFile) -> Tail:
-    """Read and check the end of a file that `why_copied` has nothing against."""
+    """Read and check the end of a file that a run `can_go_on` with."""
     tails = {}
     for name, num_rows in source.counting_rows().items():
         chunks = source.stored.chunks(name)
@@ -86,7 +84,7 @@ def read_tail(source: CheckedFile) -> Tail:
     table = running_table(source.config, source.root, source.stored, source.committed_episodes(), source.num_steps)
     values, columns = ValueChecks(source.root), source.trajectories()
     values.go_on({name: dict(columns[name].attrs) for name in values.of}, partial(has_true, source))
-    return Tail(source.num_steps, tails, source.file["commits"][-1]["digest"].tobytes(), values, table)
+    return Tail(tails, source.file["commits"][-1]["digest"].tobytes(), values, table)
 
 
 def has_true(source: CheckedFile, mask: str) -> bool:

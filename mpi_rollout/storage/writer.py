@@ -52,8 +52,8 @@ class Writer:
     ----------
     num_waits
         How often the collector has waited for the file: for a free block, or long for what it wrote by itself.
-    values
-        The counts of wrong values.
+    num_rows, values
+        The length of its blocks, and the counts of wrong values.
     """
 
     def __init__(self, file: "RunFile | TeamFiles", blocks: list[Block]):
@@ -94,7 +94,10 @@ class Writer:
         return self._wait_for(self._free)
 
     def submit(self, block: Block, num_rows: int) -> None:
-        """Write and commit rows; see `collector.Sink`."""
+        """Write and commit the first `num_rows` rows and the observations after them, where the block has those.
+
+        A full block comes back by `acquire`; another goes on growing and is submitted again.
+        """
         self.check()
         start = perf_counter()
         is_here = self._do(lambda: self._append(block, num_rows))
@@ -121,17 +124,14 @@ class Writer:
 
     def add_interval(self, time_s: float, env_steps: int, env_steps_per_s: float) -> None:
         """Write a row of /throughput/intervals at the next commit."""
-        self._note("throughput/intervals", np.array([(time_s, env_steps, env_steps_per_s)], INTERVAL))
+        self.note("throughput/intervals", np.array([(time_s, env_steps, env_steps_per_s)], INTERVAL))
 
     def add_fault(self, env_index: int, step: int, message: str) -> None:
         """Write a row of /faults at the next commit; call it before the step is submitted."""
-        self._note("faults", np.array([fault_row(env_index, step, message)], FAULT))
+        self.note("faults", np.array([fault_row(env_index, step, message)], FAULT))
 
-    def add_resets(self, resets: np.ndarray) -> None:
-        """Write rows of /resets at the next commit; call it before the steps before them are submitted."""
-        self._note("resets", resets)
-
-    def _note(self, table: str, rows: np.ndarray) -> None:
+    def note(self, table: str, rows: np.ndarray) -> None:
+        """Write rows of a table at the next commit; call it before steps are submitted that /resets is about."""
         self._do(lambda: self._file.note(table, rows))
 
     def drain(self) -> None:
@@ -165,11 +165,8 @@ class Writer:
                 if self._error is None:
                     task()
         except Exception as error:  # HDF5 reports a full disk as RuntimeError.
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        self._error = error
-        _kept.append(error)
+            self._error = error
+            _kept.append(error)
 
     def _ask(self, task: Callable[[], Answer]) -> Answer:
         """Call `task` in the thread; wait for what it returns.  It may take long, and signals are heeded meanwhile."""
@@ -192,18 +189,14 @@ class Writer:
         if isinstance(self._error, RolloutError):
             raise self._error
         if isinstance(self._error, FileExistsError):
-            raise StorageError(
-                f"{self._error}; another run writes there or has written; move the file or use another --out"
-            )
-        way_out, part = "", self._file.part
-        if self.num_committed:
+            way_out = "another run writes there or has written; move the file or use another --out"
+            raise StorageError(f"{self._error}; {way_out}")
+        way_out, part, num_steps = "", self._file.part, self.num_committed
+        if num_steps:
             recover = f"`python -m mpi_rollout recover {quote(part)}` makes a file of them"
             way_out = f"; {recover if self._file.is_recording else 'make room, then the same command continues'}"
-        raise StorageError(
-            f"cannot write {part}: {system_words(self._error)} ({free_space(part)}); its first "
-            f"{counted(self.num_committed, 'step')} {'is' if self.num_committed == 1 else 'are'} "
-            f"committed{way_out}"
-        )
+        kept = f"its first {counted(num_steps, 'step')} {'is' if num_steps == 1 else 'are'} committed{way_out}"
+        raise StorageError(f"cannot write {part}: {system_words(self._error)} ({free_space(part)}); {kept}")
 
     def _run(self) -> None:
         """Do what the main thread leaves to this one, one task after the other."""
@@ -211,5 +204,6 @@ class Writer:
             try:
                 self._call(self._work.get())
             except BaseException as error:  # Nobody else would hear of it, and the main thread wait.
-                self._fail(error)
+                self._error = error
+                _kept.append(error)
             self._work.task_done()

@@ -144,7 +144,7 @@ class Recorder:
         resets["env_index"] = np.arange(self._num_envs)
         resets["seed"] = [-1 if one is None else one for one in seeds]
         resets["options"] = [bool(one) for one in options] if isinstance(options, list | tuple) else bool(options)
-        self.writer.add_resets(resets[mask])
+        self.writer.note("resets", resets[mask])
 
     def _state_of(self, lane: Lane) -> tuple[np.ndarray, np.ndarray]:
         """Tell for a lane's envs whether the last observation begins an episode, and whether it ends one."""

@@ -71,7 +71,7 @@ def types_of(infos: Infos) -> Types:
 def start_recording(path: str, request: Request, driver: Driver, facts: EnvFacts, hosts: Sequence[str]) -> "Recorder":
     """Make the file, and what fills it; UsageError if another process makes it, StorageError if it cannot be made."""
     from mpi_rollout.storage import schema
-    from mpi_rollout.storage.run_file import new_file
+    from mpi_rollout.storage.run_file import RunFile
     from mpi_rollout.storage.writer import Writer
     from mpi_rollout.train.recorded_rows import NUM_BLOCKS
     from mpi_rollout.train.recorder import Recorder
@@ -101,7 +101,7 @@ def start_recording(path: str, request: Request, driver: Driver, facts: EnvFacts
         "limits": LIMITS,
     }
     blocks = [make_block() for _ in range(NUM_BLOCKS)]
-    file = Writer(new_file(config, attributes, num_rows), blocks)
+    file = Writer(RunFile(config, attributes, num_rows), blocks)
     return Recorder(file, make_block, driver, facts, request.mode, hosts, columns, request.max_env_restarts > 0)
 
 

@@ -79,7 +79,7 @@ def test_a_failure_to_keep_them_is_told_too(tmp_path: Path, capfd: pytest.Captur
 
 def test_nothing_is_written_into_the_line_of_a_bar(tmp_path: Path):
     end, status = run_end(tmp_path, RunState(None))
-    monitor = end._monitor
+    monitor = end.monitor
     status.tell.side_effect = lambda *_, **__: monitor.progress.close.assert_called()
     end.fail(DataError("wrong"))
     status.tell.assert_called_once()

@@ -114,7 +114,7 @@ def test_the_roots_own_infos_need_no_message_and_are_taken_once():
     exchange.infos.put({"a": 1}, 0, is_kept=True)
     assert exchange.infos.take() == [(0, slice(0, 2), {"a": 1})] and exchange.infos.take() == []
     exchange.infos.put({"a": 1}, 0, is_kept=True)
-    exchange.infos.drop()
+    exchange.infos.receive()
     assert exchange.infos.take() == []
 
 

@@ -76,7 +76,7 @@ for kind, memory in product((CollectiveTransport, DirectTransport, SwitchingTran
         exchange.own_marks[num_rows - 1] = 0 if num_rows == 1 else 100 + comm.rank
         exchange.own_step_s[0] = order + comm.rank / 8
         if switches and order % 7 == 3 and comm.rank == 1:
-            exchange.transport._adaptation.watch.is_short = lambda: True
+            exchange.transport._adaptation.is_short = lambda: True
         if comm.rank:
             exchange.post_slot()
         else:

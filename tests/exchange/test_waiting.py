@@ -23,7 +23,6 @@ from mpi_rollout.exchange.waiting import (
     SHORTEST_S,
     WINDOW_S,
     Adaptation,
-    ProcessorWatch,
     Wait,
     ranks_per_core,
     way_to_wait,
@@ -169,7 +168,7 @@ def processor(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Processor:
 
 
 def test_a_rank_is_short_of_processor_time_by_the_last_window(processor: Processor):
-    watch = ProcessorWatch()
+    watch = Adaptation()
     for share, expected in ((1.0, False), (LEAST_SHARE - 0.1, True), (LEAST_SHARE + 0.1, False)):
         processor.share = share
         processor.spend(0.5 * WINDOW_S)
@@ -179,7 +178,7 @@ def test_a_rank_is_short_of_processor_time_by_the_last_window(processor: Process
 
 
 def test_envs_that_sleep_are_not_short_of_processor_time(processor: Processor, clock: Clock):
-    watch = ProcessorWatch()
+    watch = Adaptation()
     processor.spend(0.01)
     clock.pass_by(10 * WINDOW_S)
     assert not watch.is_short()
@@ -187,7 +186,7 @@ def test_envs_that_sleep_are_not_short_of_processor_time(processor: Processor, c
 
 def test_where_the_system_does_not_tell_no_rank_is_short(monkeypatch: pytest.MonkeyPatch, clock: Clock):
     monkeypatch.setattr(waiting, "processor_time", lambda: None)
-    watch = ProcessorWatch()
+    watch = Adaptation()
     clock.pass_by(2 * WINDOW_S)
     assert not watch.is_short()
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from mpi_rollout.errors import LaunchError
-from mpi_rollout.exchange import mpi_start, world
+from mpi_rollout.exchange import world
 from mpi_rollout.process import start
 
-VARIABLES = (*start.RANK_VARIABLES, *mpi_start.SIZE_VARIABLES, *world._LOCAL_SIZE_VARIABLES, "SLURM_STEP_ID")
+VARIABLES = (*start.RANK_VARIABLES, *world.SIZE_VARIABLES, *world._LOCAL_SIZE_VARIABLES, "SLURM_STEP_ID")
 
 
 @pytest.fixture(autouse=True)

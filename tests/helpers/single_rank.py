@@ -80,7 +80,7 @@ def root_of(out: Path, policy: Policy | None = None, **options: object) -> Root:
 
 def single_team(config: RolloutConfig) -> RankTeam:
     """The team of a run on this process."""
-    return RankTeam(SingleRankComm(), config, config, widest=config.num_envs)
+    return RankTeam(SingleRankComm(), config, config)
 
 
 def drive(root: Root) -> int:

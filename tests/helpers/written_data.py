@@ -19,7 +19,7 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.process.clock import PHASES
-from mpi_rollout.storage.run_file import Ending, Prefix, new_file
+from mpi_rollout.storage.run_file import Ending, Prefix, RunFile
 from mpi_rollout.storage.schema import CHUNK, COMMIT, digest_of, first_digest, leaf_datasets, next_digest
 from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.storage.writer import Writer
@@ -61,7 +61,7 @@ class Feed:
             **self.attributes,
         }  # fmt: skip
         prefix = None if num_past is None else Prefix(num_past, f"{config.path}.part")
-        return Writer(new_file(config, attributes, num_rows, prefix), blocks)
+        return Writer(RunFile(config, attributes, num_rows, prefix), blocks)
 
     def ends(self, step: int) -> np.ndarray:
         """Which envs terminate, and which are truncated, in a step; never in two steps running."""

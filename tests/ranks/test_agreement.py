@@ -74,7 +74,7 @@ def test_who_is_awaited_for_long_is_told_once(monkeypatch, capfd):
 def test_ranks_that_do_not_start_mpi_are_told_of(job: Job, num_ranks: int):
     """After a tenth of a second here, once by rank 0."""
     code = (
-        "import time\nfrom mpi_rollout.exchange import job_end, mpi_start, world\nmpi_start.TELL_AFTER_S = 0.1\n"
+        "import time\nfrom mpi_rollout.exchange import job_end, world\nworld.TELL_AFTER_S = 0.1\n"
         "time.sleep(2 * world.claimed_rank())\nworld.start_mpi_on_all_ranks(60.0, 'its limit')\njob_end.finalize()"
     )
     result = job.script(num_ranks, code)

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from jobs import assert_same_bytes
 from written_data import IMAGES, LARGE_ROWS, SMALL, Feed, ending
 
-from mpi_rollout.storage.chunks import ChunkWriter, TableWriter
+from mpi_rollout.storage.chunks import ChunkWriter
 from mpi_rollout.storage.filters import PLUGINS, compression_of
 from mpi_rollout.storage.recovery import recover
 from mpi_rollout.storage.schema import leaf_datasets
@@ -51,7 +51,7 @@ def test_a_partly_filled_chunk_is_written_in_place_and_a_full_one_elsewhere(data
     writer = ChunkWriter(dataset)
     seen = []
     for stop in (1, 2, 3, 4, 5):
-        writer.append(ROWS, 0, stop)
+        writer.write(ROWS, 0, stop)
         dataset.file.flush()
         seen.append((masks(dataset), offset(dataset, 0, 0)))
         assert (rows_of(dataset) == ROWS[:stop]).all()
@@ -63,11 +63,11 @@ def test_a_partly_filled_chunk_is_written_in_place_and_a_full_one_elsewhere(data
 def test_the_old_chunk_stays_as_it_was_when_the_full_one_is_written(dataset: h5py.Dataset):
     dataset.file.swmr_mode = True
     writer = ChunkWriter(dataset)
-    writer.append(ROWS, 0, 3)
+    writer.write(ROWS, 0, 3)
     dataset.file.flush()
     place = offset(dataset, 0, 0)
     for more in (4, 8):
-        writer.append(ROWS, 0, more)
+        writer.write(ROWS, 0, more)
         dataset.file.flush()
     writer.seal()
     dataset.file.flush()
@@ -78,9 +78,9 @@ def test_the_old_chunk_stays_as_it_was_when_the_full_one_is_written(dataset: h5p
 
 def test_rows_that_are_written_are_not_written_again(dataset: h5py.Dataset):
     writer = ChunkWriter(dataset)
-    writer.append(ROWS, 0, 5)
-    writer.append(-ROWS, 0, 4)
-    writer.append(-ROWS, 0, 5)
+    writer.write(ROWS, 0, 5)
+    writer.write(-ROWS, 0, 4)
+    writer.write(-ROWS, 0, 5)
     assert (rows_of(dataset) == ROWS[:5]).all()
 
 
@@ -89,7 +89,7 @@ def test_a_chunk_with_values_beyond_its_last_row_is_sealed_though_its_rows_are_z
     with h5py.File(tmp_path / "one.h5", "x", libver="latest") as file:
         name, sizes = "trajectories/final_observations", {"maxshape": (None, 3), "chunks": (4, 2), "fletcher32": True}
         writer = ChunkWriter(dataset := file.create_dataset(name, (0, 3), "i4", **sizes))
-        writer.append(np.eye(4, 3, k=-2, dtype="i4"), 0, 2)
+        writer.write(np.eye(4, 3, k=-2, dtype="i4"), 0, 2)
         assert masks(dataset) == [1]
         writer.seal()
         assert masks(dataset) == [0] and not rows_of(dataset).any()
@@ -98,7 +98,7 @@ def test_a_chunk_with_values_beyond_its_last_row_is_sealed_though_its_rows_are_z
 @pytest.mark.parametrize("stop", [1, 4, 6])
 def test_sealing_gives_the_last_chunks_their_checksums_and_zeros_beyond_the_last_row(dataset: h5py.Dataset, stop: int):
     writer = ChunkWriter(dataset)
-    writer.append(ROWS, 0, stop)
+    writer.write(ROWS, 0, stop)
     for _ in range(2):  # The second time there is nothing to do.
         writer.seal()
         assert set(masks(dataset)) == {0}
@@ -112,7 +112,7 @@ def test_a_table_holds_what_was_appended(tmp_path: Path, cuts: list[int]):
     rows = np.arange(40.0)
     with h5py.File(tmp_path / "one.h5", "x", libver="latest") as file:
         dataset = file.create_dataset("data", (0,), "f8", maxshape=(None,), chunks=(4,), fletcher32=True)
-        table, start = TableWriter(dataset), 0
+        table, start = ChunkWriter(dataset), 0
         for count in cuts:
             table.append(rows[start : start + count])
             start += count
@@ -181,8 +181,8 @@ def test_a_chunk_that_gzip_makes_no_smaller_is_stored_as_it_is(tmp_path: Path):
         rows = np.random.default_rng(0).integers(0, 256, (192, 64)).astype("u1")
         rows[128:] = 0
         writer = ChunkWriter(dataset)
-        writer.append(rows, 0, 130)
-        writer.append(rows, 0, 192)
+        writer.write(rows, 0, 130)
+        writer.write(rows, 0, 192)
         infos = [dataset.id.get_chunk_info_by_coord((row, 0)) for row in (0, 64, 128)]
         assert [info.size for info in infos[:2]] == [4096 + 4] * 2 and infos[2].size < 100
         assert [info.filter_mask for info in infos] == [1, 1, 0]

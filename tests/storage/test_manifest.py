@@ -14,10 +14,9 @@ import mpi_rollout
 from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.storage.manifest import begin_manifest, is_set, read_manifest
 from mpi_rollout.storage.ownership import give_name, identity
-from mpi_rollout.storage.recovery import recover
+from mpi_rollout.storage.recovery import merged_intervals, recover
 from mpi_rollout.storage.schema import INTERVAL, leaf_datasets
 from mpi_rollout.storage.set_end import complete_manifest
-from mpi_rollout.storage.set_source import merged_intervals
 from mpi_rollout.storage.shard_files import shard_path
 from mpi_rollout.storage.verification import verify
 

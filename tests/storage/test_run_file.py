@@ -19,7 +19,7 @@ from mpi_rollout.errors import StorageError
 from mpi_rollout.storage import run_file
 from mpi_rollout.storage.ownership import identity
 from mpi_rollout.storage.run_file import Prefix, RunFile
-from mpi_rollout.storage.schema import FAULT, INTERVAL, INTERVALS_PER_CHUNK, Schema, fault_row
+from mpi_rollout.storage.schema import FAULT, INTERVAL, INTERVALS_PER_CHUNK, fault_row
 
 NUM_ENVS, ROWS_PER_BLOCK = 3, 8
 
@@ -34,7 +34,12 @@ def block_of(start: int, seed: int = 0) -> Block:
     return block
 
 
-def file_of(folder: Path, trajectories: bool = True, replaces: tuple[int, int] | None = None) -> RunFile:
+def file_of(
+    folder: Path,
+    trajectories: bool = True,
+    replaces: tuple[int, int] | None = None,
+    prefix: Prefix | None = None,
+) -> RunFile:
     """The file of a run that is not made yet."""
     config = RolloutConfig(env="CartPole-v1", num_envs=NUM_ENVS, out=str(folder / "run.h5"), trajectories=trajectories)
     attributes = {
@@ -43,15 +48,14 @@ def file_of(folder: Path, trajectories: bool = True, replaces: tuple[int, int] |
         "autoreset_mode": "NextStep", "hosts": '["here"]', "mpi_library": "none", "started": "2000-01-01",
         "versions": "{}",
     }  # fmt: skip
-    schema = Schema(attributes, config, ROWS_PER_BLOCK, 1)
-    return RunFile(config.out, schema, replaces)
+    return RunFile(config, attributes, ROWS_PER_BLOCK, prefix, replaces)
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> RunFile:
     """A new file, which is closed at the end."""
     made = file_of(tmp_path)
-    made.create()
+    made.begin()
     return made
 
 
@@ -85,7 +89,7 @@ def test_a_new_file_has_a_name_when_it_has_all_its_objects(tmp_path: Path, monke
     seen: list[list[str]] = []
     place = run_file.put_in_free_place
     monkeypatch.setattr(run_file, "put_in_free_place", lambda *paths: seen.append(names(tmp_path)) or place(*paths))
-    made.create()
+    made.begin()
     assert seen == [["run.h5.part.new"]] and names(tmp_path) == ["run.h5.part"]
     assert made.lock is not None and steps_in(made.part) == 0
     made.discard()
@@ -142,7 +146,7 @@ def test_the_end_of_a_run_is_written_and_the_name_given_only_to_a_whole_file(fil
 
 def test_a_file_without_trajectories_has_the_throughput(tmp_path: Path):
     made = file_of(tmp_path, trajectories=False)
-    made.create()
+    made.begin()
     made.note("throughput/intervals", interval(0.5, 6))
     with h5py.File(made.finish(ending(60))) as read:
         assert set(read) == {"chunks", "commits", "faults", "throughput"} and len(read["throughput/intervals"]) == 1
@@ -153,7 +157,7 @@ def test_a_file_without_trajectories_has_the_throughput(tmp_path: Path):
 def left(tmp_path: Path) -> RunFile:
     """What a start of a run has left after 10 steps, whose file somebody may continue."""
     made = file_of(tmp_path)
-    made.create()
+    made.begin()
     made.append(block_of(0), 8)
     made.append(block_of(8), 2)
     made.finish(ending(10, complete=False))
@@ -162,8 +166,8 @@ def left(tmp_path: Path) -> RunFile:
 
 
 def test_a_run_goes_on_behind_what_an_earlier_start_has_left(left: RunFile):
-    file = file_of(Path(left.path).parent)
-    file.go_on_from(Prefix(10, left.part))
+    file = file_of(Path(left.path).parent, prefix=Prefix(10, left.part))
+    file.begin()
     assert file.num_committed == 10 == steps_in(file.part) and names(Path(file.part).parent) == ["run.h5.part"]
     file.append(block_of(8), 8)
     file.append(block_of(16), 4)
@@ -178,8 +182,8 @@ def test_a_run_goes_on_behind_what_an_earlier_start_has_left(left: RunFile):
 def test_a_complete_file_that_is_extended_stays_until_the_end(left: RunFile):
     folder = Path(left.path).parent
     shutil.move(left.part, left.path)
-    file = file_of(folder, replaces=identity(left.path))
-    file.go_on_from(Prefix(10, left.path))
+    file = file_of(folder, replaces=identity(left.path), prefix=Prefix(10, left.path))
+    file.begin()
     assert names(folder) == ["run.h5", "run.h5.part"]
     file.append(block_of(8), 6)
     assert file.finish(ending(14)) == left.path
@@ -199,7 +203,7 @@ def test_a_damaged_file_gets_no_name(file: RunFile, monkeypatch: pytest.MonkeyPa
 
 def test_a_file_without_trajectories_takes_its_intervals_while_the_run_goes_on(tmp_path: Path):
     file = file_of(tmp_path, trajectories=False)
-    file.create()
+    file.begin()
     for number in range(4 * INTERVALS_PER_CHUNK + 3):
         file.note("throughput/intervals", interval(float(number), number))
     with h5py.File(file.part, locking=False) as reader:

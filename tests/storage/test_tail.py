@@ -18,12 +18,12 @@ from mpi_rollout.errors import DataError, Interrupted
 from mpi_rollout.storage import run_file, verification
 from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunk_reader import ChunkReader
-from mpi_rollout.storage.later_check import LaterCheck, begin_in_sandbox
+from mpi_rollout.storage.later_check import LaterCheck
 from mpi_rollout.storage.run_file import Prefix
 from mpi_rollout.storage.torn import MARK, is_marked
 from mpi_rollout.storage.verification import verify, verify_later
 
-NUM_STEPS, VERIFY_LATER = 30, "mpi_rollout.storage.verification:verify_later"
+NUM_STEPS = 30
 
 
 def start(
@@ -142,8 +142,8 @@ def awaited(check: LaterCheck) -> None:
 
 def test_what_is_checked_later_is_what_was_there_before_others_appended(tmp_path: Path):
     part = start(Feed(), tmp_path / "run.h5", 0, 21)
-    num_steps, check = begin_in_sandbox(VERIFY_LATER, part)
-    assert num_steps == 21
+    check = LaterCheck(part)
+    assert check.answer == 21
     start(Feed(), tmp_path / "run.h5", 21, 30)
     awaited(check)
     check.end()
@@ -153,7 +153,7 @@ def test_what_is_checked_later_is_what_was_there_before_others_appended(tmp_path
 def test_damage_of_old_rows_is_found_later(tmp_path: Path, name: str):
     part = start(Feed(), tmp_path / "run.h5", 0, 21)
     damage(Path(part), f"trajectories/{name}", "zeros", 1)
-    _, check = begin_in_sandbox(VERIFY_LATER, part)
+    check = LaterCheck(part)
     with pytest.raises(DataError, match=rf"{name}, rows 8 to 15: the checksum.*cannot be continued: .* recover .*move"):
         awaited(check)
     check.end()
@@ -210,7 +210,7 @@ def test_a_check_that_was_ended_is_gone_on_with_by_a_start_that_has_all_steps(
 
 
 def test_a_check_that_is_ended_says_nothing(tmp_path: Path):
-    _, check = begin_in_sandbox(VERIFY_LATER, start(Feed(), tmp_path / "run.h5", 0, 21))
+    check = LaterCheck(start(Feed(), tmp_path / "run.h5", 0, 21))
     check.end()
     assert not check.poll()
 
