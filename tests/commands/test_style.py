@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpi_rollout.commands import run_summary, style
+from mpi_rollout.commands import run_picture, style
 from mpi_rollout.process.clock import WORDS
 from mpi_rollout.storage.schema import EPISODE, INTERVAL, LIMIT, RANK
 
@@ -37,7 +37,7 @@ def ranks_of(num_ranks: int) -> np.ndarray:
 @pytest.mark.parametrize("num_ranks", [1, 32, 33])
 def test_the_time_of_any_number_of_ranks_is_drawn_with_the_roots_in_a_bar_that_is_seen(num_ranks: int):
     axes = style.new_figure("--plot", 3).subplots()
-    run_summary._plot_phases(axes, ranks_of(num_ranks))
+    run_picture._plot_phases(axes, ranks_of(num_ranks))
     tops = {bar.get_y() + bar.get_height() for bar in axes.containers[-1]}
     assert tops == {len(WORDS)}
     width = axes.containers[-1][0].get_width() / np.ptp(axes.get_xlim())
