@@ -113,6 +113,12 @@ class EnvGroup:
         if not self._missing:
             self._post(pickle.dumps((NO_ENV, LET_GO, (result,), {})))
 
+    def free(self) -> None:
+        """Give back the communicators.  **Collective**."""
+        for comm in (self._messages, self.comm):
+            if comm:  # An env may have freed its own.
+                comm.Free()
+
     def _post(self, pickled: bytes) -> None:
         room = HEAD_NBYTES - 8
         first = np.frombuffer(pickled[:room], np.uint8)
