@@ -23,16 +23,10 @@ from mpi_rollout.errors import DataError, UsageError
 OF_AGENT = 4  # What an outcome has of each agent: its reward, whether it terminated, was truncated, is alive.
 
 
-def is_parallel_env(made: object) -> bool:
-    """Tell whether something is a `pettingzoo.ParallelEnv`, without importing PettingZoo."""
+def is_of_pettingzoo(made: object, kind: str) -> bool:
+    """Tell whether something is a `ParallelEnv` or an `AECEnv`, without importing PettingZoo."""
     pettingzoo = sys.modules.get("pettingzoo")
-    return pettingzoo is not None and isinstance(made, pettingzoo.ParallelEnv)
-
-
-def is_aec_env(made: object) -> bool:
-    """Tell whether something is a `pettingzoo.AECEnv`, whose agents act in turn."""
-    pettingzoo = sys.modules.get("pettingzoo")
-    return pettingzoo is not None and isinstance(made, pettingzoo.AECEnv)
+    return pettingzoo is not None and isinstance(made, getattr(pettingzoo, kind))
 
 
 class AgentsEnv(gymnasium.Env):
@@ -63,7 +57,7 @@ class AgentsEnv(gymnasium.Env):
         self.leave_out()
 
     def leave_out(self, alive: Sequence[float] = ()) -> None:
-        """Take no step until the next reset; with nobody alive, unless there are flags of all agents."""
+        """Forget the last outcome.  No agent is alive then, or those are whose flags in `alive` say so."""
         num_others = OF_AGENT * len(self.agent_names) - len(alive)
         self.outcome: list[float] = [0] * num_others + [*alive]
 
@@ -150,7 +144,7 @@ def agents_envs(observation_space: Space, envs: Sequence[gymnasium.Env]) -> list
 
 
 def leave_out(envs: Sequence[AgentsEnv], place: int) -> None:
-    """Have no agent of one env alive until it is reset, if these envs have agents."""
+    """Let no agent of one env be alive until it is reset, if these envs have agents."""
     if envs:
         envs[place].leave_out()
 
@@ -162,9 +156,9 @@ def write_agents(envs: Sequence[AgentsEnv], columns: Columns, ended: Sequence[in
     """
     table, num_agents = np.array([env.outcome for env in envs], np.float64), len(envs[0].agent_names)
     alive = columns.observation_arrays[-num_agents:]
-    for place, column in enumerate([*columns.further, *alive]):
+    for place, column in enumerate([*columns.agent_results, *alive]):
         column[:] = table[:, place]
-    for truncations, flags in zip(columns.further[-num_agents:], alive, strict=True) if ended else ():
+    for truncations, flags in zip(columns.agent_results[-num_agents:], alive, strict=True) if ended else ():
         truncations[ended] |= flags[ended]
         flags[ended] = False
 

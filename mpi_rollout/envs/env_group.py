@@ -84,7 +84,7 @@ class EnvGroup:
         return GroupEnv(env, self, self._num_made)
 
     def together(self, order: Order, own: Callable[[], T]) -> tuple[T, dict[int, Any]]:
-        """Have members do what an order says, and do it here by `own`; return its result, and their answers.
+        """Let members do what an order says, and do it here by `own`; return its result, and their answers.
 
         Raises what was raised here or, with its rank, on a member.
         """
