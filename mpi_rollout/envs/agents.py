@@ -58,7 +58,7 @@ class AgentsEnv(gymnasium.Env):
             AgentsSpace({agent: _space_of(method, agent, name) for agent in agents})
             for method in (parallel_env.observation_space, parallel_env.action_space)
         )
-        self._known, self._alive = frozenset(agents), frozenset[str]()
+        self._known, self._alive, self._none = frozenset(agents), frozenset[str](), (0,) * len(agents)
         self._absent = {agent: nearest_to_zero(space) for agent, space in self.observation_space.spaces.items()}
         self.leave_out()
 
@@ -79,33 +79,35 @@ class AgentsEnv(gymnasium.Env):
     def step(self, action: dict[str, Tree]) -> Outcome:
         """Hand on the actions of the agents that are alive."""
         acting, names = self._alive, self.agent_names
-        if len(acting) < len(names):
+        if acting is not self._known:
             action = {agent: action[agent] for agent in names if agent in acting}
         observations, rewards, terminations, truncations, infos = self.parallel_env.step(action)
         self._look()
-        if len(acting) < len(names):  # What is said of others has no meaning.
+        if acting is not self._known:  # What is said of others has no meaning.
             rewards, terminations, truncations = (
                 {agent: given[agent] for agent in acting if agent in given}
                 for given in (rewards, terminations, truncations)
             )
-        own = [rewards.get(agent, 0.0) for agent in names]
-        terminated = [terminations.get(agent, False) for agent in names]
-        truncated = [truncations.get(agent, False) for agent in names]
-        self.outcome = [*own, *terminated, *truncated, *self.flags_of_alive()]
-        has_ended, is_over = not self._alive, all(terminations.get(agent, False) for agent in acting)
-        return self._of_all(observations), sum(own), has_ended and is_over, has_ended and not is_over, _said(infos)
+        # In C: this is what an env with agents costs besides its own step.
+        own = [*map(rewards.get, names, self._none)]
+        ends = *map(terminations.get, names, self._none), *map(truncations.get, names, self._none)
+        self.outcome = [*own, *ends, *self.flags_of_alive()]
+        if self._alive:
+            return self._of_all(observations), sum(own), False, False, _said(infos)
+        is_over = all(terminations.get(agent, False) for agent in acting)
+        return self._of_all(observations), sum(own), is_over, not is_over, _said(infos)
 
     def _look(self) -> None:
-        """Take in which agents are alive now."""
-        self._alive = alive = frozenset(self.parallel_env.agents)
+        """Take in which agents are alive now; `_known` itself is all of them."""
+        alive = frozenset(self.parallel_env.agents)
+        self._alive = alive = self._known if alive == self._known else alive
         if not alive <= self._known:
             agent, known = next(iter(alive - self._known)), ", ".join(self.agent_names)
             raise DataError(f"its agent {agent!r:.80} is not in possible_agents ({known:.200}); name all agents there")
 
     def flags_of_alive(self) -> list[bool]:
         """Tell which agents are alive."""
-        alive = self._alive
-        return [agent in alive for agent in self.agent_names]
+        return [*map(self._alive.__contains__, self.agent_names)]
 
     def _of_all(self, observations: Mapping[str, Tree]) -> Mapping[str, Tree]:
         """Return the observations of all agents; DataError if there is none of one that is alive."""
@@ -139,7 +141,7 @@ def _space_of(method: Any, agent: str, name: str) -> Space:
 
 def _said(infos: Mapping[str, Info]) -> Info:
     """Return the agents' infos by agent, of those that say something."""
-    return {agent: info for agent, info in infos.items() if info}
+    return {agent: info for agent, info in infos.items() if info} if any(infos.values()) else {}
 
 
 def agents_envs(observation_space: Space, envs: Sequence[gymnasium.Env]) -> list[AgentsEnv]:
