@@ -71,9 +71,10 @@ def _of_ranks(run: "RunFigures") -> Causes:
     cost = 0.0
     if slow := _slow_rank(run):
         cost, host, env_s = _lag(run, slow), run.ranks[slow]["host"], _env_s(run)
+        number = run.ranks[slow].get("rank", slow)
         others = env_s[:slow] + env_s[slow + 1 :]
         times = env_s[slow] / max(float(np.median(others)), 1e-9)
-        words = f"envs of rank {slow} ({host}) took {times:.1f} times as long as others', which cost"
+        words = f"envs of rank {number} ({host}) took {times:.1f} times as long as others', which cost"
         yield cost, words, "spread slow envs over the ranks (a list of --env-kwargs), or leave out its host"
     elif (balanced := run.balanced_root_envs()) is not None:
         best, cost = balanced

@@ -141,14 +141,15 @@ class RunFigures:
             lines += [
                 f"this start only: earlier ones took {self.num_steps_before:,} of the {counted(self.num_steps, 'step')}"
             ]
-        lines += self._episodes()
+        lines += [*self._episodes(), *self._env_ranks()]
         lines += [f"{'time' if self.in_lockstep else 'time of the root'}: {shares}"]
         if self.fragment_length > 1 or self.inference == "workers":
             who = "the ranks chose the actions" if self.inference == "workers" else "rank 0 sent the actions"
             lines += [f"fragments of {counted(self.fragment_length, 'step')} at most; {who}"]
         if self.num_ranks > 1:
+            rank, step_s = self.ranks[slowest], self.step_s[slowest]
             lines += [
-                f"slowest rank: {slowest} ({self.ranks[slowest]['host']}), {self.step_s[slowest]:.2f} s in its envs; "
+                f"slowest rank: {rank.get('rank', slowest)} ({rank['host']}), {step_s:.2f} s in its envs; "
                 f"ranks on average {self.mean_s:.2f} s"
             ]
         state = "complete" if self.complete else "unfinished"
@@ -163,6 +164,14 @@ class RunFigures:
         if self.complete and self.num_episodes < self.of_num_episodes:
             line += "; all --num-steps are taken, the same command with more goes on"
         return [line]
+
+    def _env_ranks(self) -> Iterator[str]:
+        """Yield which ranks made which envs together, if they did."""
+        groups = [rank for rank in self.ranks if "env_ranks" in rank]
+        if groups:
+            first = [f"{rank['env_ranks'][0]} to {rank['env_ranks'][-1]} envs {rank['envs']}" for rank in groups[:8]]
+            of_all = "; ".join(first) + "; ..." * (len(groups) > 8)
+            yield f"{counted(len(groups[0]['env_ranks']), 'rank')} for each env: ranks {of_all}"
 
     def _limit_lines(self) -> Iterator[str]:
         """Yield how far the run was from the limit."""

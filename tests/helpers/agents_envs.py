@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
@@ -356,3 +357,6 @@ def learned(envs: Any) -> tuple[float, float]:
     before = mean_reward()
     model.learn(4096)
     return before, mean_reward()
+
+
+gymnasium.register("mine/Lives-v0", entry_point=Lives)

@@ -167,6 +167,11 @@ def test_what_cannot_be_gathered_is_refused_with_one_line(job: Job):
         assert words in result.messages[0]
 
 
+def test_an_id_of_gymnasium_names_an_env(job: Job, collected: Collected):
+    arguments = ("--env", "agents_envs:mine/Lives-v0", *RUNS["lives"][2:])
+    assert_same_bytes(datasets(job.collect(None, *arguments)), datasets(collected(None)["lives"][0]))
+
+
 def test_an_id_of_pettingzoo_names_an_env(job: Job, collected: Collected):
     pytest.importorskip("pettingzoo.classic.rps_v2")
     arguments = ("--env", "classic/rps-v2", *RUNS["rps"][2:])
