@@ -1,6 +1,6 @@
 """The picture of a run that `inspect --plot` draws, in a child process, see `storage.sandbox`."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
