@@ -98,7 +98,7 @@ class EnvGroup:
         return GroupEnv(env, self, self._num_made)
 
     def together(self, order: Order, own: Callable[[], T]) -> tuple[T, dict[int, Any]]:
-        """Have members do what an order says, and do it here by `own`; return its result, and their answers.
+        """Let members do what an order says, and do it here by `own`; return its result, and their answers.
 
         Raises what was raised here or, with its rank, on a member.
         """
@@ -126,6 +126,12 @@ class EnvGroup:
         """Let members out of `serve` with this result, where they can hear it."""
         if not self._missing:
             self._post(pickle.dumps((NO_ENV, LET_GO, (result,), {})))
+
+    def free(self) -> None:
+        """Give back the communicators.  **Collective**."""
+        for comm in (self._messages, self.comm):
+            if comm:  # An env may have freed its own.
+                comm.Free()
 
     def _post(self, pickled: bytes) -> None:
         room = HEAD_NBYTES - 8

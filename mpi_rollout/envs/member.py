@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium
 
+from mpi_rollout.envs.agents import AgentsEnv
 from mpi_rollout.envs.env_group import GRACE_S, LET_GO, MAKE, EnvGroup, spaces_of
 from mpi_rollout.envs.time_limits import step_over_wrappers
 from mpi_rollout.errors import Fault, RankError, as_flag
@@ -66,9 +67,12 @@ class Member:
         if name == MAKE:
             self._described[number] = f"env {args[0]}"
             env = self._make(args[0])
+            if isinstance(env.unwrapped, AgentsEnv):
+                env.unwrapped.is_part = True
             self._envs[number], _ = step_over_wrappers(env)  # The first rank's check outputs, and count steps.
             return spaces_of(env)
         if name == "close":
+            self._described[number] = f"{self._described[number].partition(',')[0]}, close"
             self._envs.pop(number).close()
             return None
         if name in ("step", "reset"):
