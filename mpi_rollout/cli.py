@@ -121,7 +121,7 @@ def _add_doctor(commands: Commands) -> None:
         "--timeout-s", type=float, default=20.0, metavar="S", help="how long a check may take (default: 20)"
     )
     text = "an env whose resets and steps are timed, and how many of it a run has; see `run --help`"
-    add_run_options(doctor.add_argument_group(text), (*ENV_OPTIONS, "num_envs"))
+    add_run_options(doctor.add_argument_group(text), (*ENV_OPTIONS, "num_envs", "ranks_per_env", "root_envs"))
     doctor.set_defaults(command=_doctor_command)
 
 
@@ -152,7 +152,8 @@ def _doctor_command(options: argparse.Namespace) -> int:
 
     check_seconds(Option("timeout_s"), options.timeout_s)
     env = {name: getattr(options, name) for name in ENV_OPTIONS}
-    own = {"num_envs": options.num_envs, "vectorization_mode": "sync"}
+    own = {name: getattr(options, name) for name in ("num_envs", "ranks_per_env", "root_envs")}
+    own["vectorization_mode"] = "sync"
     config = RolloutConfig(**env, **own) if any(env.values()) else None
     return doctor(options.out, config, options.json, options.timeout_s)
 

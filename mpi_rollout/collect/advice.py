@@ -48,13 +48,14 @@ def _of_cores(run: "RunFigures") -> Causes:
         waits -= _lag(run, slow)
     if run.num_ranks > 1 and share <= MOST:
         ranks = [(rank["host"], set(rank.get("physical_cores", ())), rank.get("quota")) for rank in run.ranks]
-        ratio = ranks_per_core(ranks) if all(cores for _, cores, _ in ranks) else 1.0
+        ratio = ranks_per_core(ranks) if all(cores for _, cores, _ in ranks) and not run.groups else 1.0
         if ratio > 1:
             crowd = f"there are {ratio:.3g} ranks for each core; waits for each other took"
             yield waits, crowd, f"mpirun -n {max(int(run.num_ranks / ratio), 1)}"
             return
-        cost = waits + float(np.dot(1 - np.array(shares), run.step_s)) / run.num_ranks / run.seconds  # Envs waited too.
-        other = f"other programs use the ranks' cores (one rank had {share:.2f} of its core), which cost"
+        cost = waits + float(np.mean((1 - np.array(shares)) * run.step_s)) / run.seconds  # Envs waited too.
+        who = "other programs" + " or ranks" * bool(run.groups)  # The cores of a group's other ranks are not known.
+        other = f"{who} use the ranks' cores (one rank had {share:.2f} of its core), which cost"
         yield cost, other, f"fewer ranks, {'' if run.slept else '--wait sleep, '}or sbatch --exclusive"
 
 
@@ -70,16 +71,16 @@ def _of_ranks(run: "RunFigures") -> Causes:
         return
     cost = 0.0
     if slow := _slow_rank(run):
-        cost, host, env_s = _lag(run, slow), run.ranks[slow]["host"], _env_s(run)
+        cost, rank, env_s = _lag(run, slow), run.ranks[slow], _env_s(run)
         others = env_s[:slow] + env_s[slow + 1 :]
         times = env_s[slow] / max(float(np.median(others)), 1e-9)
-        words = f"envs of rank {slow} ({host}) took {times:.1f} times as long as others', which cost"
+        words = f"envs of rank {rank['rank']} ({rank['host']}) took {times:.1f} times as long as others', which cost"
         yield cost, words, "spread slow envs over the ranks (a list of --env-kwargs), or leave out its host"
     elif (balanced := run.balanced_root_envs()) is not None:
         best, cost = balanced
         words = f"rank 0 had {counted(run.ranks[0]['num_envs'], 'env')} beside its own work, which cost about"
         yield cost, words, f"--root-envs {best}"
-    way_out = ", or ".join(filter(None, (_fragments(run), f"--batch-size {max(run.num_ranks // 2, 1)}")))
+    way_out = ", or ".join(filter(None, (_fragments(run), f"--batch-size {max(len(run.ranks) // 2, 1)}")))
     uneven = run.losses.get("imbalance", 0.0) - cost
     yield uneven, "in each step ranks waited for another slow one, which cost", way_out
 
@@ -102,7 +103,7 @@ def _lag(run: "RunFigures", rank: int) -> float:
 
 
 def _of_policy(run: "RunFigures") -> Causes:
-    num_ranks = run.num_ranks if run.num_ranks > 1 else len(run.ranks[0].get("physical_cores", ()))
+    num_ranks = len(run.ranks) if run.num_ranks > 1 else len(run.ranks[0].get("physical_cores", ()))
     if num_ranks > 1:
         more = "--policy MODULE:make_policy" if run.policy_kind == CALLED else "--policy-on workers"
         if run.num_ranks == 1:

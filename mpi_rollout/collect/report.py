@@ -24,8 +24,8 @@ class RunFigures:
         Transitions: rows that only reset are not counted.
     seconds
         From the first step to the last commit, without what measuring the limit took.
-    phases, step_s
-        The root's seconds by phase; each rank's seconds in its envs.
+    phases, ranks, step_s
+        The root's seconds by phase; the report of each rank in the exchange, and its seconds in its envs.
     slowest_s, mean_s
         Sums over steps of the slowest rank's seconds and of the ranks' mean.
     first_ready
@@ -51,7 +51,6 @@ class RunFigures:
     """
 
     file: str
-    num_ranks: int
     num_envs: int
     num_steps: int
     env_steps: int
@@ -83,6 +82,16 @@ class RunFigures:
     compression: str = "none"
 
     @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The reports of ranks that make envs together with others."""
+        return [rank for rank in self.ranks if "env_ranks" in rank]
+
+    @property
+    def num_ranks(self) -> int:
+        """All ranks of the job."""
+        return len(self.ranks) + sum(len(rank["env_ranks"]) - 1 for rank in self.groups)
+
+    @property
     def env_steps_per_s(self) -> float:
         return self.env_steps / self.seconds if self.seconds else 0.0
 
@@ -103,7 +112,7 @@ class RunFigures:
 
     def as_dict(self) -> dict[str, object]:
         """All of it, for `--json`."""
-        derived = "env_steps_per_s", "losses", "ratio_to_limit", "advice"
+        derived = "num_ranks", "env_steps_per_s", "losses", "ratio_to_limit", "advice"
         return asdict(self) | {name: getattr(self, name) for name in derived}
 
     def balanced_root_envs(self) -> tuple[int, float] | None:
@@ -121,7 +130,8 @@ class RunFigures:
         if not root_s or not other_s:
             return None
         best = (self.num_envs * other_s / num_others - besides_s) / (root_s + other_s / num_others)
-        best = min(max(round(best), 0), self.num_envs - num_others)
+        least = 1 if self.groups else 0  # A root without envs is in no group: then another number of ranks fits.
+        best = min(max(round(best), least), self.num_envs - num_others)
 
         def needed_s(root_envs: int) -> float:
             return max(root_envs * root_s + besides_s, (self.num_envs - root_envs) / num_others * other_s)
@@ -130,7 +140,7 @@ class RunFigures:
 
     def lines(self) -> list[str]:
         """All of it, for people."""
-        slowest = int(np.argmax(self.step_s))
+        slowest_s, slowest = max(zip(self.step_s, self.ranks, strict=True), key=lambda pair: pair[0])
         shares = ", ".join(f"{name} {100 * share:z.1f}%" for name, share in self.losses.items())
         num_taken = self.num_steps - self.num_steps_before
         lines = [
@@ -141,14 +151,14 @@ class RunFigures:
             lines += [
                 f"this start only: earlier ones took {self.num_steps_before:,} of the {counted(self.num_steps, 'step')}"
             ]
-        lines += self._episodes()
+        lines += [*self._episodes(), *self._env_ranks()]
         lines += [f"{'time' if self.in_lockstep else 'time of the root'}: {shares}"]
         if self.fragment_length > 1 or self.inference == "workers":
             who = "the ranks chose the actions" if self.inference == "workers" else "rank 0 sent the actions"
             lines += [f"fragments of {counted(self.fragment_length, 'step')} at most; {who}"]
-        if self.num_ranks > 1:
+        if len(self.ranks) > 1:
             lines += [
-                f"slowest rank: {slowest} ({self.ranks[slowest]['host']}), {self.step_s[slowest]:.2f} s in its envs; "
+                f"slowest rank: {slowest['rank']} ({slowest['host']}), {slowest_s:.2f} s in its envs; "
                 f"ranks on average {self.mean_s:.2f} s"
             ]
         state = "complete" if self.complete else "unfinished"
@@ -163,6 +173,12 @@ class RunFigures:
         if self.complete and self.num_episodes < self.of_num_episodes:
             line += "; all --num-steps are taken, the same command with more goes on"
         return [line]
+
+    def _env_ranks(self) -> Iterator[str]:
+        """Yield which ranks made which envs together, if they did."""
+        if self.groups:
+            made = [f"ranks {', '.join(map(str, rank['env_ranks']))} made envs {rank['envs']}" for rank in self.groups]
+            yield "; ".join(made[:8]) + "; ..." * (len(made) > 8)
 
     def _limit_lines(self) -> Iterator[str]:
         """Yield how far the run was from the limit."""

@@ -17,6 +17,7 @@ from mpi_rollout.collect.team import RankTeam, find_team
 from mpi_rollout.collect.trace import Trace, check_trace
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
+from mpi_rollout.core.partition import EnvRanks
 from mpi_rollout.core.policy_kinds import FORMATS, MADE, kind_of_name
 from mpi_rollout.core.seeding import seed_global_generators
 from mpi_rollout.envs.bare import Limit
@@ -231,7 +232,9 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
 
     with as_refusals():
         seed_global_generators(config.seed, world.ROOT, first_env=config.first_env)
-        plan = plan_of(config, num_ranks)
+        is_grouped = config.ranks_per_env > 1 and config.expect_ranks is not None
+        groups = EnvRanks(("",) * num_ranks, config.ranks_per_env, config.root_envs) if is_grouped else None
+        plan = plan_of(config, num_ranks if groups is None else len(groups.leaders))
         check_output(config)
         check_places(config)
         source = find_source(config.policy, config)

@@ -141,7 +141,6 @@ class RunEnd:
         length = collector.lengths.longest
         return RunFigures(
             file=state.file.part,
-            num_ranks=len(ranks),
             num_envs=config.num_envs,
             num_steps=collector.num_steps,
             env_steps=tally.env_steps,

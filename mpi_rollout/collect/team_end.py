@@ -123,7 +123,6 @@ def merged(team: RankTeam, outcomes: list[Outcome]) -> RunFigures | None:
     rates = zip(*(each.limit for each in told), strict=False)
     return replace(
         first,
-        num_ranks=len(times),
         num_envs=team.whole.num_envs,
         env_steps=sum(each.env_steps for each in told),
         seconds=max(each.seconds for each in told),

@@ -83,10 +83,11 @@ def _head(summary: Summary) -> list[str]:
             f"{summary['autoreset_mode']}, {config['vectorization_mode']}{on_ranks}",
             f"its limits    {summary['limits']}",
         ]
+    ranks = counted(summary["num_ranks"], "rank") + " (the first of each group)" * (config["ranks_per_env"] > 1)
     lines = [
         f"{summary['file']}: {summary['env']}, {summary['nbytes'] / 1e6:.1f} MB, {state}",
         *origin,
-        f"machine       {counted(summary['num_ranks'], 'rank')} on {', '.join(hosts)}, {summary['mpi_library']}",
+        f"machine       {ranks} on {', '.join(hosts)}, {summary['mpi_library']}",
         "versions      " + ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
     ]
     if throughput["seconds"]:

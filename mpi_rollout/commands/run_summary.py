@@ -195,7 +195,16 @@ def _plot_returns(axes: "Axes", ended: np.ndarray) -> None:
     axes.plot(ends[shown], returns[shown], ".", color="0.75", markersize=2, rasterized=True)
     groups = [group for group in np.array_split(np.arange(len(ended)), NUM_MEANS) if len(group)]
     means = [returns[group].mean() for group in groups]
-    axes.plot([ends[group].mean() for group in groups], means, color=style.BLUE, linewidth=2)
+    middles = [ends[group].mean() for group in groups]
+    axes.plot(middles, means, color=style.BLUE, linewidth=2, label="all agents")
+    agents = [name for name in ended.dtype.names or () if name.startswith(RETURN_OF)]
+    colors = style.ORANGE, style.GREEN, style.RED, style.PURPLE
+    for name, color, line in zip(agents[: len(colors)], colors, style.LINES, strict=False):
+        of_agent = [ended[name][group].mean() for group in groups]
+        axes.plot(middles, of_agent, color=color, linestyle=line, label=name.removeprefix(RETURN_OF))
+    if agents:
+        more = len(agents) - len(colors)
+        style.legend(axes, title=f"and {more} more agents" if more > 0 else None)
     style.human_ticks(axes.xaxis, axes.yaxis)
 
 

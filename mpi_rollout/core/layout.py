@@ -33,7 +33,7 @@ class Columns:
     `action_arrays` exist where the ranks have the last word on actions.  `extra_arrays` are what a policy on the ranks
     gives besides actions.  `final_observation_arrays` exist in SAME_STEP mode only, and have a meaning only where an
     episode has ended.  `info_arrays` are pairs of values and mask.  Where envs have agents, `observation_arrays` have
-    `ALIVE` of each behind the leaves of observations, and `further` are their own results, see `columns.outcomes_of`.
+    `ALIVE` of each behind the leaves of observations; `agent_results` are their own, see `columns.outcomes_of`.
     """
 
     observations: Tree
@@ -45,7 +45,7 @@ class Columns:
     final_observation_arrays: tuple[np.ndarray, ...] = ()
     info_arrays: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
     extra_arrays: tuple[np.ndarray, ...] = ()
-    further: tuple[np.ndarray, ...] = ()
+    agent_results: tuple[np.ndarray, ...] = ()
 
     @property
     def results(self) -> tuple[np.ndarray, ...]:
@@ -53,7 +53,7 @@ class Columns:
 
     @property
     def outcomes(self) -> tuple[np.ndarray, ...]:
-        return self.results + self.further
+        return self.results + self.agent_results
 
 
 HEADER = (  # Eight bytes each, in the first cache line.
@@ -122,9 +122,9 @@ class SlotLayout:
         if not outcomes:
             none = np.zeros((*rows.shape[:-1], 0))
             return Columns((), none, none, none, ())
-        rewards, terminations, truncations, *further = outcomes
+        rewards, terminations, truncations, *agent_results = outcomes
         pairs = tuple(zip(infos[::2], infos[1::2], strict=True))
-        arrays = observations, actions, final_observations, pairs, extras, tuple(further)
+        arrays = observations, actions, final_observations, pairs, extras, tuple(agent_results)
         return Columns(tree_of(self.observation_space, observations), rewards, terminations, truncations, *arrays)
 
 
@@ -181,9 +181,9 @@ class Block:
         self.take_outcomes(() if counts_only else [self.named[name] for name in outcomes_of(agents)])
 
     def take_outcomes(self, outcomes: Sequence[np.ndarray]) -> None:
-        """Have these arrays, those of `columns.outcomes_of`, as what follows from actions."""
+        """Use these arrays for what follows from actions: `columns.outcomes_of`, in that order."""
         self.outcomes, self.results = tuple(outcomes), tuple(outcomes[:3])
-        self.agent_rewards = self.outcomes[3 : 3 + len(outcomes) // 3 - 1]
+        self.agent_rewards = self.outcomes[3 : 2 + len(outcomes) // 3]
         if outcomes:
             self.rewards, self.terminations, self.truncations = self.results
 

@@ -212,7 +212,8 @@ class EnvRanks:
 
     @property
     def _fitting_number(self) -> int:
-        return self._num_apart + max(1, len(self.nodes) // self.ranks_per_env) * self.ranks_per_env
+        num_groups = max(1, (len(self.nodes) - self._num_apart) // self.ranks_per_env)
+        return self._num_apart + num_groups * self.ranks_per_env
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:

@@ -23,5 +23,5 @@ def doctor(out: str | None, config: RolloutConfig | None, as_json: bool, timeout
     report = Report(timeout_s, as_json, is_root)
     if is_root:
         examine_host(report, out or ("results" if os.path.isdir("results") else "."), config)
-    examine_ranks(report, 0 if config is None else config.num_envs)
+    examine_ranks(report, config)
     return report.end()

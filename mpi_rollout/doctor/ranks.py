@@ -12,9 +12,11 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.collect.advice import COSTLY
-from mpi_rollout.core.partition import Division
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.partition import Division, EnvRanks
 from mpi_rollout.doctor.findings import BAD, OK, WARN, Finding, Report, first_few, warning_if
 from mpi_rollout.doctor.launch import how_to_bind, judge_launcher, load_library
+from mpi_rollout.errors import UsageError, as_flag
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
@@ -36,7 +38,7 @@ SLOT_NBYTES, SLOTS_NBYTES = 2**20, 2**28  # The largest slots, of a rank and of 
 SLOW_EXCHANGE_US = 200.0
 
 
-def examine_ranks(report: Report, num_envs: int = 0) -> None:
+def examine_ranks(report: Report, config: RolloutConfig | None = None) -> None:
     """Examine MPI, and what messages cost the envs that were timed.  **Collective**; the root reports.
 
     Some of the ranks may never come.
@@ -57,10 +59,12 @@ def examine_ranks(report: Report, num_envs: int = 0) -> None:
         ranks = comm.gather(RankFacts.of_this_process(comm.rank))
         for finding in judge_ranks(ranks or [], how_to_bind(os.environ)):
             report.add(finding)
+        if config is not None and config.ranks_per_env > 1 and ranks:
+            report.add(judge_env_ranks([rank.host for rank in ranks], config.ranks_per_env, config.root_envs))
         if comm.size > 1:
             _examine_exchanges(comm, report)
-            if num_envs:
-                _examine_messages(comm, report, num_envs)
+            if config is not None:
+                _examine_messages(comm, report, config.num_envs)
 
 
 def _start(report: Report) -> "MPI.Intracomm | None":
@@ -129,6 +133,20 @@ def judge_ranks(ranks: Ranks, option: str) -> list[Finding]:
         judge_binding(ranks, option),
         judge_threads(ranks, max(1, int(1 / per_core))),
     ]
+
+
+def judge_env_ranks(hosts: Sequence[str], ranks_per_env: int, root_envs: int | None) -> Finding:
+    """Say which ranks make each env together, where these are several; warn if some of these are on several hosts."""
+    try:
+        ranks = EnvRanks(tuple(hosts), ranks_per_env, root_envs)
+    except UsageError as error:
+        return Finding("env ranks", error.shown(as_flag), BAD)
+    text = first_few((f"{group[0]}-{group[-1]}" for group in ranks.groups), 4)
+    advice = "an env must use the communicator that it is given, never COMM_WORLD: nobody can see that"
+    if ranks.scattered:
+        advice = f"start a multiple of {ranks_per_env} ranks on each host, so that no env is on several"
+    state = WARN if ranks.scattered else OK
+    return Finding("env ranks", f"{ranks_per_env} ranks for each env: {text}", state, advice)
 
 
 def judge_cores(per_core: float) -> Finding:

@@ -23,16 +23,10 @@ from mpi_rollout.errors import DataError, UsageError
 OF_AGENT = 4  # What an outcome has of each agent: its reward, whether it terminated, was truncated, is alive.
 
 
-def is_parallel_env(made: object) -> bool:
-    """Tell whether something is a `pettingzoo.ParallelEnv`, without importing PettingZoo."""
+def is_of_pettingzoo(made: object, kind: str) -> bool:
+    """Tell whether something is a `ParallelEnv` or an `AECEnv`, without importing PettingZoo."""
     pettingzoo = sys.modules.get("pettingzoo")
-    return pettingzoo is not None and isinstance(made, pettingzoo.ParallelEnv)
-
-
-def is_aec_env(made: object) -> bool:
-    """Tell whether something is a `pettingzoo.AECEnv`, whose agents act in turn."""
-    pettingzoo = sys.modules.get("pettingzoo")
-    return pettingzoo is not None and isinstance(made, pettingzoo.AECEnv)
+    return pettingzoo is not None and isinstance(made, getattr(pettingzoo, kind))
 
 
 class AgentsEnv(gymnasium.Env):
@@ -45,32 +39,40 @@ class AgentsEnv(gymnasium.Env):
     outcome
         What the last step or reset has led to, as the row of a table: the agents' rewards, terminations and
         truncations, and which agents are alive.
+    is_part
+        Another rank looks at what steps and resets return; here it may be nothing.
     """
+
+    is_part = False
 
     def __init__(self, parallel_env: Any, name: str):
         self.parallel_env = parallel_env
         self.metadata, self.render_mode = parallel_env.metadata, getattr(parallel_env, "render_mode", None)
-        self.agent_names = agents = tuple(getattr(parallel_env, "possible_agents", ()))
-        if not agents or not all(isinstance(agent, str) and agent != ALL_AGENTS for agent in agents):
-            expected = f"possible_agents, a list of names, of which none is {ALL_AGENTS}"
+        self.agent_names = agents = tuple(getattr(parallel_env, "possible_agents", None) or ())
+        are_names = all(isinstance(agent, str) and agent != ALL_AGENTS for agent in agents)
+        if not agents or not are_names or len({*agents}) < len(agents):
+            expected = f"possible_agents, a list of different names, of which none is {ALL_AGENTS}"
             raise UsageError(f"{name}: a ParallelEnv must have {expected}, got {list(agents)!r:.80}")
         self.observation_space, self.action_space = (
             AgentsSpace({agent: _space_of(method, agent, name) for agent in agents})
             for method in (parallel_env.observation_space, parallel_env.action_space)
         )
-        self._known, self._alive = frozenset(agents), frozenset[str]()
+        self._known, self._alive, self._none = frozenset(agents), frozenset[str](), (0,) * len(agents)
         self._absent = {agent: nearest_to_zero(space) for agent, space in self.observation_space.spaces.items()}
         self.leave_out()
 
     def leave_out(self, alive: Sequence[float] = ()) -> None:
-        """Take no step until the next reset; with nobody alive, unless there are flags of all agents."""
+        """Forget the last outcome.  No agent is alive then, or those are whose flags in `alive` say so."""
         num_others = OF_AGENT * len(self.agent_names) - len(alive)
         self.outcome: list[float] = [0] * num_others + [*alive]
 
     def reset(self, *, seed: int | None = None, options: OptionsOfOne = None) -> Begun:
         """Start an episode."""
-        observations, infos = self.parallel_env.reset(seed=seed, options=options)
+        begun = self.parallel_env.reset(seed=seed, options=options)
         self._look()
+        if self.is_part:
+            return {}, {}
+        observations, infos = begun
         if not self._alive:
             raise DataError("no agent is in `agents` after a reset; give it those that act first")
         self.leave_out(self.flags_of_alive())
@@ -79,33 +81,41 @@ class AgentsEnv(gymnasium.Env):
     def step(self, action: dict[str, Tree]) -> Outcome:
         """Hand on the actions of the agents that are alive."""
         acting, names = self._alive, self.agent_names
-        if len(acting) < len(names):
+        if acting is not self._known:
             action = {agent: action[agent] for agent in names if agent in acting}
-        observations, rewards, terminations, truncations, infos = self.parallel_env.step(action)
+        outcome = self.parallel_env.step(action)
         self._look()
-        if len(acting) < len(names):  # What is said of others has no meaning.
+        if self.is_part:
+            return {}, 0.0, False, False, {}
+        observations, rewards, terminations, truncations, infos = outcome
+        if acting is not self._known:  # What is said of others has no meaning.
             rewards, terminations, truncations = (
                 {agent: given[agent] for agent in acting if agent in given}
                 for given in (rewards, terminations, truncations)
             )
-        own = [rewards.get(agent, 0.0) for agent in names]
-        terminated = [terminations.get(agent, False) for agent in names]
-        truncated = [truncations.get(agent, False) for agent in names]
-        self.outcome = [*own, *terminated, *truncated, *self.flags_of_alive()]
-        has_ended, is_over = not self._alive, all(terminations.get(agent, False) for agent in acting)
-        return self._of_all(observations), sum(own), has_ended and is_over, has_ended and not is_over, _said(infos)
+        # In C: this is what an env with agents costs besides its own step.
+        own = [*map(rewards.get, names, self._none)]
+        total = sum(own)
+        if isinstance(total, np.ndarray) and total.size == 1:  # As of an env without agents.
+            own, total = [np.asarray(reward).item() for reward in own], total.item()
+        ends = *map(terminations.get, names, self._none), *map(truncations.get, names, self._none)
+        self.outcome = [*own, *map(bool, ends), *self.flags_of_alive()]
+        if self._alive:
+            return self._of_all(observations), total, False, False, _said(infos)
+        is_over = all(terminations.get(agent, False) for agent in acting)
+        return self._of_all(observations), total, is_over, not is_over, _said(infos)
 
     def _look(self) -> None:
-        """Take in which agents are alive now."""
-        self._alive = alive = frozenset(self.parallel_env.agents)
+        """Take in which agents are alive now; `_known` itself is all of them."""
+        alive = frozenset(self.parallel_env.agents)
+        self._alive = alive = self._known if alive == self._known else alive
         if not alive <= self._known:
             agent, known = next(iter(alive - self._known)), ", ".join(self.agent_names)
             raise DataError(f"its agent {agent!r:.80} is not in possible_agents ({known:.200}); name all agents there")
 
     def flags_of_alive(self) -> list[bool]:
         """Tell which agents are alive."""
-        alive = self._alive
-        return [agent in alive for agent in self.agent_names]
+        return [*map(self._alive.__contains__, self.agent_names)]
 
     def _of_all(self, observations: Mapping[str, Tree]) -> Mapping[str, Tree]:
         """Return the observations of all agents; DataError if there is none of one that is alive."""
@@ -139,7 +149,7 @@ def _space_of(method: Any, agent: str, name: str) -> Space:
 
 def _said(infos: Mapping[str, Info]) -> Info:
     """Return the agents' infos by agent, of those that say something."""
-    return {agent: info for agent, info in infos.items() if info}
+    return {agent: info for agent, info in infos.items() if info} if any(infos.values()) else {}
 
 
 def agents_envs(observation_space: Space, envs: Sequence[gymnasium.Env]) -> list[AgentsEnv]:
@@ -148,7 +158,7 @@ def agents_envs(observation_space: Space, envs: Sequence[gymnasium.Env]) -> list
 
 
 def leave_out(envs: Sequence[AgentsEnv], place: int) -> None:
-    """Have no agent of one env alive until it is reset, if these envs have agents."""
+    """Let no agent of one env be alive until it is reset, if these envs have agents."""
     if envs:
         envs[place].leave_out()
 
@@ -160,9 +170,9 @@ def write_agents(envs: Sequence[AgentsEnv], columns: Columns, ended: Sequence[in
     """
     table, num_agents = np.array([env.outcome for env in envs], np.float64), len(envs[0].agent_names)
     alive = columns.observation_arrays[-num_agents:]
-    for place, column in enumerate([*columns.further, *alive]):
+    for place, column in enumerate([*columns.agent_results, *alive]):
         column[:] = table[:, place]
-    for truncations, flags in zip(columns.further[-num_agents:], alive, strict=True) if ended else ():
+    for truncations, flags in zip(columns.agent_results[-num_agents:], alive, strict=True) if ended else ():
         truncations[ended] |= flags[ended]
         flags[ended] = False
 

@@ -24,10 +24,9 @@ from mpi_rollout.envs.env_packages import import_registering, make_single, of_mi
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import MasksInInfos
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.envs.made import adapted
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.native_makers import SYNC, check_kwargs, checked, of_entry_point, of_envpool, of_factory
-from mpi_rollout.envs.wrapping import WRAPPERS, Wrapper, name_of, named_wrappers, wrapped
+from mpi_rollout.envs.wrapping import WRAPPERS, Wrapper, adapted, name_of, named_wrappers, wrapped
 from mpi_rollout.errors import Option, RolloutError, UsageError
 from mpi_rollout.exchange.world import claimed_local_size
 from mpi_rollout.process.host import library_threads, share_of_cores

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from mpi_rollout.text import pip_install
 
@@ -35,7 +35,7 @@ def import_registering(env_id: str) -> None:
 
 
 def make_single(env_id: str | EnvSpec, **kwargs: Any) -> Any:
-    """Make what `gymnasium.make` makes, or the `ParallelEnv` that PettingZoo's registry has by this id."""
+    """Make what `gymnasium.make` makes, or the `ParallelEnv` that an id of its registry or PettingZoo's stands for."""
     if isinstance(env_id, str) and env_id not in gymnasium.registry:
         module, _, name = env_id.rpartition(":")
         if module:
@@ -46,7 +46,15 @@ def make_single(env_id: str | EnvSpec, **kwargs: Any) -> Any:
                 return pettingzoo.make("parallel", name, **kwargs)  # type: ignore[union-attr]
             except Exception as error:  # A package that is missing is the cause of an error of its own.
                 raise error.__cause__ if isinstance(error.__cause__, ImportError) else error from None
-    return gymnasium.make(env_id, **kwargs)
+    try:
+        return gymnasium.make(env_id, **kwargs)
+    except TypeError as error:
+        if "must inherit from the gymnasium.Env class" not in str(error):
+            raise
+        # It may have made a `ParallelEnv`.
+        spec = env_id if isinstance(env_id, EnvSpec) else gymnasium.spec(env_id.rpartition(":")[2])
+        make = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+        return make(**spec.kwargs | kwargs) if make is not None else None
 
 
 def of_unknown_id(env_id: str, error: gymnasium.error.Error) -> str:

@@ -53,9 +53,22 @@ def action_splitter(single_space: spaces.Space, space: spaces.Space) -> Callable
     """
     if isinstance(single_space, spaces.Discrete):
         return list
-    if isinstance(single_space, spaces.Dict | spaces.Tuple):
+    if isinstance(single_space, spaces.Dict) and not any(_has_parts(part) for part in single_space.spaces.values()):
+        names = tuple(single_space.spaces)  # A third of the time of Gymnasium's way.
+        split = [action_splitter(part, part) for part in single_space.spaces.values()]
+
+        def of_envs(actions: Tree) -> list[Tree]:
+            columns = (of_name(actions[name]) for name, of_name in zip(names, split, strict=True))
+            return [dict(zip(names, parts, strict=True)) for parts in zip(*columns, strict=True)]
+
+        return of_envs
+    if _has_parts(single_space):
         return lambda actions: [_copied(action) for action in iterate(space, actions)]
     return lambda actions: list(actions.copy())
+
+
+def _has_parts(space: spaces.Space) -> bool:
+    return isinstance(space, spaces.Dict | spaces.Tuple)
 
 
 def _copied(action: object) -> object:

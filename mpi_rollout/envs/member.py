@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium
 
+from mpi_rollout.envs.agents import AgentsEnv
 from mpi_rollout.envs.env_group import GRACE_S, LET_GO, MAKE, EnvGroup, spaces_of
 from mpi_rollout.envs.time_limits import step_over_wrappers
 from mpi_rollout.errors import Fault, RankError, as_flag
@@ -59,16 +60,19 @@ class Member:
                 continue
             is_free = answer is None and not self._is_signal_told
             self._is_signal_told |= is_free and self._signal != 0
-            self._group.wait.all(self._group.answer(answer, self._signal if is_free else 0))
+            self._group.wait_for(self._group.answer(answer, self._signal if is_free else 0))
             self._longest_s = max(self._longest_s, monotonic() - begin)
 
     def _do(self, number: int, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
         if name == MAKE:
             self._described[number] = f"env {args[0]}"
             env = self._make(args[0])
+            if isinstance(env.unwrapped, AgentsEnv):
+                env.unwrapped.is_part = True
             self._envs[number], _ = step_over_wrappers(env)  # The first rank's check outputs, and count steps.
             return spaces_of(env)
         if name == "close":
+            self._described[number] = f"{self._described[number].partition(',')[0]}, close"
             self._envs.pop(number).close()
             return None
         if name in ("step", "reset"):

@@ -1,4 +1,4 @@
-"""Wrappers that a user puts around each env: they are loaded by their names, and called; and what is an env at all."""
+"""What the callables of users give: envs, of Gymnasium or another interface, and the wrappers around each of them."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,7 +6,8 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.envs.agents import is_aec_env
+from mpi_rollout.envs import dm_wrapper
+from mpi_rollout.envs.agents import AgentsEnv, is_of_pettingzoo
 from mpi_rollout.envs.faults import of_old_gym, raised_at
 from mpi_rollout.errors import EnvError, Option, UsageError
 from mpi_rollout.process.paths import load_callable, misfit
@@ -45,6 +46,18 @@ def _named_wrapper(wrapper: str | Wrapper) -> tuple[str, Wrapper]:
     return name_of(wrapper), wrapper
 
 
+def adapted(made: object, name: str) -> gymnasium.Env:
+    """Return an env that `name` has made with Gymnasium's methods; UsageError if it is none."""
+    if dm_wrapper.is_dm_env(made):
+        return dm_wrapper.wrapped(made, name)
+    if is_of_pettingzoo(made, "ParallelEnv"):
+        return AgentsEnv(made, name)
+    if what := why_no_env(made):
+        raise UsageError(f"{name} must return an env, got {what}")
+    assert isinstance(made, gymnasium.Env)
+    return made
+
+
 def why_no_env(made: object) -> str:
     """Say what was made instead of an env, and the way out; "" for an env."""
     if isinstance(made, gymnasium.Env):
@@ -54,7 +67,7 @@ def why_no_env(made: object) -> str:
         return "None; does it lack a return?"
     if isinstance(made, type):
         return f"the class {made.__name__}; return an instance, {made.__name__}(...)"
-    if is_aec_env(made):
+    if is_of_pettingzoo(made, "AECEnv"):
         return "a pettingzoo.AECEnv, whose agents act in turn; return pettingzoo.utils.conversions.aec_to_parallel(env)"
     if isinstance(made, VectorEnv):
         return f"the vectorized {type(made).__name__}; return a single env"

@@ -102,6 +102,13 @@ class JobRanks:
             sleep(GRACE_S)
         abort(self.job, code)
 
+    def free(self) -> None:
+        """Give back the communicators that were made for these ranks, if all of them can hear it.  **Collective**."""
+        if self.group is not None and not self.group.is_broken:
+            self.group.free()
+        if self.comm and self.comm is not self.job:
+            self.comm.Free()
+
     def hosts_of(self, hosts: list[str]) -> list[str]:
         """Return the hosts of the leaders, of those of all ranks; none where these are not known."""
         return [hosts[rank] for rank in self.leaders] if hosts else []

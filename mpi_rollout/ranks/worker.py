@@ -51,8 +51,8 @@ class Worker:
         self.exchanges, self.slices, self.policy = exchanges, slices, RankPolicy(slices, model)
         self.rank, self.clock = rank, Clock()
         ranges = [slice_.named_envs for slice_ in slices]
-        envs = ", ".join(f"{indices.start} to {indices.stop - 1}" for indices in ranges) or "none"
-        self._place = f"rank {self.rank} ({os.uname().nodename}, envs {envs})"
+        self._envs = ", ".join(f"{indices.start} to {indices.stop - 1}" for indices in ranges) or "none"
+        self._place = f"rank {self.rank} ({os.uname().nodename}, envs {self._envs})"
         self._slice_of = {slice_.exchange: slice_ for slice_ in slices}
         own: tuple[Method, ...] = (self.report, self.call_envs, self.end_replay, self.begin_anew, self.make_room)
         # What the root may call by name on all ranks.
@@ -259,7 +259,7 @@ class Worker:
             "num_envs": sum(len(slice_.env_indices) for slice_ in self.slices),
             "seconds": self.clock.seconds,
             "fault": self._fault,
-        }
+        } | ({} if self.env_group is None else {"envs": self._envs, "env_ranks": [*self.env_group.ranks]})
 
     def _begin_grace(self, fault: Fault) -> None:
         def end() -> None:

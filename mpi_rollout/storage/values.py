@@ -222,7 +222,8 @@ def _leaves(description: Any, keys: tuple[str | int, ...]) -> Iterator[tuple[Lea
 def described_agents(description: object) -> tuple[str, ...]:
     """Return the agents of an env from what `spaces.describe` says of its observations; ContentError if damaged."""
     agents = description.get("agents", []) if isinstance(description, dict) else []
-    if agents and (not isinstance(description, dict) or agents != [*description.get("subspaces", ())]):
+    parts = description.get("subspaces") if isinstance(description, dict) else None
+    if agents and (not isinstance(parts, dict) or agents != [*parts]):
         raise ContentError(f"its attribute spaces names no agents: {agents!r:.80}")
     return tuple(agents)
 

@@ -51,7 +51,7 @@ class AgentsForm:
         return batch_space(by_agent[self.names[0]], len(self.names))
 
     def observations(self, by_agent: Tree, num_axes: int) -> Tree:
-        """Return observations by agent, whose arrays have so many axes before their own, as the form is."""
+        """Return observations in this form; their arrays have `num_axes` axes before those of a single observation."""
         return self._joined(self._observed, by_agent, num_axes) if self.is_axis else by_agent
 
     def _joined(self, space: Space, by_agent: Tree, num_axes: int) -> Tree:
@@ -74,20 +74,15 @@ class AgentsForm:
         return {name: tree_of(self._acted, [array.take(i, num_axes) for array in arrays]) for i, name in parts}
 
     def columns(self, arrays: Sequence[np.ndarray]) -> Tree:
-        """Return one array for each agent, as the form is."""
+        """Return arrays, one for each agent, in this form."""
         return np.stack(arrays, -1) if self.is_axis else dict(zip(self.names, arrays, strict=True))
 
     def results(self, results: Sequence[np.ndarray]) -> list[Tree]:
         """Return rewards, terminations and truncations; dicts have the ends of the env as a whole, too."""
         size = len(self.names)
-        whole, parts = (
-            results[: len(RESULTS)],
-            [results[start : start + size] for start in range(3, 3 + 3 * size, size)],
-        )
-        formed = list(map(self.columns, parts))
-        for own, of_all in zip(formed[1:], whole[1:], strict=True):
-            if not self.is_axis:
-                own[ALL_AGENTS] = of_all
+        formed = [self.columns(results[start : start + size]) for start in range(3, len(results), size)]
+        for own, of_all in () if self.is_axis else zip(formed[1:], results[1:3], strict=True):
+            own[ALL_AGENTS] = of_all
         return formed
 
     def say(self, infos: Info, alive: Sequence[np.ndarray], ended: np.ndarray | None = None) -> Info:
@@ -103,7 +98,7 @@ class AgentsForm:
     def batch(
         self, batch: dict[str, Any], results: Sequence[np.ndarray], before: Sequence[np.ndarray], last: Sequence[Any]
     ) -> dict[str, Any]:
-        """Return a fragment as the form is; `alive` says which agents acted in each step.
+        """Return a fragment in this form; `alive` says which agents acted in each step.
 
         Parameters
         ----------

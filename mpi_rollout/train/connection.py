@@ -63,7 +63,7 @@ class Connection:
             self._comm = comm
         self._envs: MPIVectorEnv | None = None
         self._record: str | None = None
-        self._hosts: list[str] = []
+        self._hosts: dict[int, str] = {}
         self._made: tuple[Worker, EnvFacts] | RolloutError | None = None
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -111,6 +111,7 @@ class Connection:
         agreement.meet(self._comm, self._timeout_s, MEETING)
         turns: Turns[RootEnd] = Turns(self._comm)
         self._join()
+        turns.kept.callback(self._ranks.free)
         self._drive(turns, *self._make(None))
         if self._comm.size > 1:
             OPEN_TURNS.append(turns)
@@ -145,6 +146,7 @@ class Connection:
         turns: Turns[Worker] = Turns(self._comm)
         try:
             self._join()
+            turns.kept.callback(self._ranks.free)
             if self._ranks.is_member:
                 member = self._ranks.member(lambda: self._loaded_request().make)
                 with job_end.no_early_end(self._comm):
@@ -156,6 +158,7 @@ class Connection:
             sys.exit(error.exit_code)  # The root says why.
         with job_end.all_or_none(self._comm), job_end.no_early_end(self._comm), unwatched_by_gc(), unheeded():
             code = serve(turns) if member is None else member.serve()
+            turns.kept.close()
         self._ranks.end_broken_group(code)
         job_end.watch_end(self._comm, code)
         if code:
@@ -163,9 +166,7 @@ class Connection:
 
     def _join(self) -> None:
         """Form the groups of ranks that make envs together.  **Collective**."""
-        request = self._loaded_request()
-        marks = lambda: request.fingerprint() | {"the versions": json.dumps(versions())}  # noqa: E731
-        self._ranks = join(request, self._comm, self._timeout_s, "timeout_s", marks)
+        self._ranks = join(self._loaded_request(), self._comm, self._timeout_s, "timeout_s", self._marks)
 
     def _make(self, turns: Turns[Worker] | None) -> tuple[Worker, EnvFacts]:
         """Agree with the other ranks, and make envs and exchanges; `turns` are those of a worker.  **Collective**."""
@@ -186,7 +187,8 @@ class Connection:
 
         with nullcontext() if comm.size == 1 else job_end.no_early_end(comm):
             prepare = partial(ranks.prepare, self._prepare)
-            rank_envs, self._hosts = agreement.agree(comm, prepare, self._fingerprint, timeout_s)
+            rank_envs, hosts = agreement.agree(comm, prepare, self._fingerprint, timeout_s)
+            self._hosts = dict(zip(ranks.leaders, ranks.hosts_of(hosts), strict=False))
             with job_end.all_or_none(comm):
                 worker, facts = assemble(ranks.comm, rank_envs)
         worker.methods["connect"] = connect
@@ -244,8 +246,11 @@ class Connection:
             self._request = request = cloudpickle.loads(request)
         return request
 
+    def _marks(self) -> dict[str, str]:
+        return self._loaded_request().fingerprint() | {"the versions": json.dumps(versions())}
+
     def _fingerprint(self, rank_envs: RankEnvs) -> dict[str, str]:
-        return self._loaded_request().fingerprint() | {"the versions": json.dumps(versions())} | rank_envs.fingerprint()
+        return self._marks() | rank_envs.fingerprint()
 
     def __exit__(self, kind: type | None, error: BaseException | None, _traceback: object) -> None:
         _entered.discard(self)

@@ -8,7 +8,7 @@ Whatever can fail, such as a disk that is full, fails in `make_room`, before any
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import perf_counter
 
@@ -53,7 +53,7 @@ class Recorder:
         driver: Driver,
         facts: EnvFacts,
         mode: AutoresetMode,
-        hosts: Sequence[str],
+        hosts: Mapping[int, str],
         infos: Sequence[Leaf],
         notes_restarts: bool,
     ):
@@ -270,6 +270,6 @@ class Recorder:
         """Return the file's report of each rank."""
         seconds = dict.fromkeys(PHASES, 0.0)
         return [
-            {"rank": rank, "host": host, "num_envs": sum(map(len, self._division.envs_of(rank))), "seconds": seconds}
-            for rank, host in enumerate(self._hosts)
+            {"rank": rank, "host": host, "num_envs": sum(map(len, self._division.envs_of(place))), "seconds": seconds}
+            for place, (rank, host) in enumerate(self._hosts.items())
         ]

@@ -6,7 +6,7 @@ run can promise of its file and a recording cannot, is in `LIMITS`.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -68,7 +68,9 @@ def types_of(infos: Infos) -> Types:
     return checked
 
 
-def start_recording(path: str, request: Request, driver: Driver, facts: EnvFacts, hosts: Sequence[str]) -> "Recorder":
+def start_recording(
+    path: str, request: Request, driver: Driver, facts: EnvFacts, hosts: Mapping[int, str]
+) -> "Recorder":
     """Make the file, and what fills it; UsageError if another process makes it, StorageError if it cannot be made."""
     from mpi_rollout.storage import schema
     from mpi_rollout.storage.run_file import RunFile
@@ -93,7 +95,7 @@ def start_recording(path: str, request: Request, driver: Driver, facts: EnvFacts
     config = config_of(request, path, driver.num_envs)
     # A generator goes on from one episode to the next, in a loop that of each env.
     promised = Reproducibility.SLICE if facts.is_native else Reproducibility.ENV
-    attributes = facts.attributes(config, hosts, extras, infos) | {
+    attributes = facts.attributes(config, [*hosts.values()], extras, infos) | {
         "reproducibility": promised.value,
         "has_episode_seeds": False,
         "has_final_observations": True,

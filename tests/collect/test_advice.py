@@ -16,12 +16,18 @@ from mpi_rollout.storage.schema import ROOMS
 def figures(seconds: float, num_envs: list[int], step_s: list[float], **more) -> RunFigures:
     """Of ranks on hosts of two cores each, of which nobody waits in a step for another one."""
     ranks = [
-        {"num_envs": number, "host": f"node{rank // 2}", "physical_cores": [0, 1]}
+        {"rank": rank, "num_envs": number, "host": f"node{rank // 2}", "physical_cores": [0, 1]}
         for rank, number in enumerate(num_envs)
     ]
     phases = dict.fromkeys(PHASES, 0.0) | {name: more.pop(name, 0.0) for name in ("policy", "write")}
     sums = {"slowest_s": max(step_s), "mean_s": sum(step_s) / len(step_s)} | more
-    return RunFigures("f", len(ranks), sum(num_envs), 10, 10, seconds, phases, ranks, step_s, **sums)
+    return RunFigures("f", sum(num_envs), 10, 10, seconds, phases, ranks, step_s, **sums)
+
+
+def in_groups(run: RunFigures) -> RunFigures:
+    """The same where each rank is the first of two that make its envs together."""
+    numbers = ({"rank": 2 * n, "env_ranks": [2 * n, 2 * n + 1], "envs": "none"} for n in range(len(run.ranks)))
+    return replace(run, ranks=[rank | own for rank, own in zip(run.ranks, numbers, strict=True)])
 
 
 def sharing(run: RunFigures, share: float | None, num_cores: int = 2) -> RunFigures:
@@ -53,6 +59,14 @@ def test_the_best_share_of_the_root_follows_from_measured_rates(taken: RunFigure
 def test_a_share_that_cannot_be_told_is_not_advised():
     for taken in (figures(1.0, [4], [1.0]), figures(1.0, [0, 4], [0.0, 1.0]), figures(1.0, [4, 4], [0.0, 0.0])):
         assert taken.balanced_root_envs() is None and "--root-envs" not in taken.advice
+
+
+def test_groups_of_ranks_get_no_advice_that_their_number_refuses():
+    """A number of ranks that does not fit them, or a root that is in no group."""
+    crowded = sharing(figures(10.0, [2, 2], [2.0, 2.0], slowest_s=9.0), 0.3, num_cores=1)
+    assert "mpirun -n" in crowded.advice and "mpirun -n" not in in_groups(crowded).advice
+    unequal = figures(10.0, [32, 32], [1.0, 4.0], first_ready=True)
+    assert [run.balanced_root_envs()[0] for run in (unequal, in_groups(unequal))] == [0, 1]
 
 
 SHORT = figures(10.0, [32, 32], [2.0, 2.0])

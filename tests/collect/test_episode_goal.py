@@ -19,7 +19,8 @@ def some_block(draws: np.random.Generator) -> tuple[SimpleNamespace, list[tuple[
     ends[NUM_ROWS // 2 :, 1] = True
     faults = [(step, env) for step, env in np.argwhere(ends).tolist() if draws.random() < 0.3]
     rewards = np.zeros((NUM_ROWS, NUM_ENVS))
-    return SimpleNamespace(start=0, rewards=rewards, terminations=np.zeros_like(ends), truncations=ends), faults
+    results = {"rewards": rewards, "terminations": np.zeros_like(ends), "truncations": ends}
+    return SimpleNamespace(start=0, **results, agent_rewards=()), faults
 
 
 @pytest.mark.parametrize("num_reset_rows", [0, 1])

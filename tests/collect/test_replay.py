@@ -15,7 +15,6 @@ from native_envs import drift, seeded
 from single_rank import driver_of
 from stopping_envs import Counting
 
-from mpi_rollout.collect import replay
 from mpi_rollout.collect.replay import (
     Replay,
     bring_back,
@@ -25,6 +24,7 @@ from mpi_rollout.collect.replay import (
     rows_differ,
     say_resumed,
 )
+from mpi_rollout.core.columns import RESULTS
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import Reproducibility, episode_seeds
 from mpi_rollout.core.spaces import leaves
@@ -35,6 +35,7 @@ from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, UsageError
 
 SEED, NUM_ENVS, NUM_STEPS = 5, 5, 60
+RESULT_NAMES = [leaf.path for leaf in RESULTS]
 Columns = dict[str, np.ndarray]
 
 
@@ -116,7 +117,7 @@ def counting() -> Recording:
 
 def is_as_recorded(given: tuple[np.ndarray, ...], recording: Recording, first: int, envs: Any = slice(None)) -> bool:
     columns = recording.columns
-    expected = columns["observations"][first + 1 :], *(columns[name][first:] for name in replay.RESULT_NAMES)
+    expected = columns["observations"][first + 1 :], *(columns[name][first:] for name in RESULT_NAMES)
     return all(np.array_equal(ours[:, envs], theirs[:, envs]) for ours, theirs in zip(given, expected, strict=True))
 
 
@@ -160,7 +161,7 @@ def test_a_rank_that_serves_others_between_its_steps_takes_the_rest_later(counti
 
 
 @pytest.mark.parametrize("room", [1, 4])
-@pytest.mark.parametrize("name", ["observations", *replay.RESULT_NAMES])
+@pytest.mark.parametrize("name", ["observations", *RESULT_NAMES])
 def test_the_first_difference_is_found_in_every_row(counting: Recording, name: str, room: int):
     past = counting.past(20)
     driver, first = counting.driver(room), past.first_steps
@@ -242,7 +243,7 @@ def test_nested_spaces_are_compared_leaf_by_leaf():
     driver = driver_of(Nested, 2, seed=SEED)
     observations = {f"observations/{leaf.path}" for leaf in leaves(driver.observation_space)}
     names = {f"actions/{leaf.path}" for leaf in leaves(driver.action_space)} | observations
-    columns = {name: np.array(driver.block(1).named[name]) for name in [*names, *replay.RESULT_NAMES]}
+    columns = {name: np.array(driver.block(1).named[name]) for name in [*names, *RESULT_NAMES]}
     past = Past(SEED, 0, np.zeros(2, int), np.zeros(2, int))
     differences = Replay(driver, past, columns).run()
     assert {found.name for found in differences.values()} <= observations and len(differences) == 2

@@ -266,13 +266,30 @@ def test_the_limit_is_measured_between_the_parts_of_a_run_and_told(job, num_rank
 
 def test_the_summary_of_a_continued_run_says_that_it_is_of_its_last_start():
     outcome = RunFigures(
-        "run.h5", 1, num_envs=4, num_steps=1000, env_steps=2400, seconds=2.0, phases=dict.fromkeys(PHASES, 0.1),
-        ranks=[{"host": "node7", "num_envs": 4}], step_s=[1.0], slowest_s=1.0, mean_s=1.0, num_steps_before=400,
+        "run.h5", num_envs=4, num_steps=1000, env_steps=2400, seconds=2.0, phases=dict.fromkeys(PHASES, 0.1),
+        ranks=[{"rank": 0, "host": "node7", "num_envs": 4}], step_s=[1.0], slowest_s=1.0, mean_s=1.0,
+        num_steps_before=400,
     )  # fmt: skip
     assert outcome.lines()[:2] == [
         "2,400 env steps in 2.00 s: 1,200 env steps/s (4 envs x 600 steps on 1 rank)",
         "this start only: earlier ones took 400 of the 1,000 steps",
     ]
+
+
+def test_the_summary_names_the_ranks_that_make_each_env():
+    ranks = [
+        {"rank": 0, "num_envs": 0},
+        {"rank": 1, "num_envs": 2, "env_ranks": [1, 2], "envs": "0 to 1"},
+        {"rank": 3, "num_envs": 1, "env_ranks": [3, 4], "envs": "2 to 2"},
+    ]
+    outcome = RunFigures(
+        "run.h5", num_envs=3, num_steps=1000, env_steps=3000, seconds=2.0, phases=dict.fromkeys(PHASES, 0.1),
+        ranks=[rank | {"host": "node7"} for rank in ranks], step_s=[0.0, 0.5, 1.9], slowest_s=1.9, mean_s=1.2,
+    )  # fmt: skip
+    first, second, _, slowest, *_ = outcome.lines()
+    assert first.endswith("(3 envs x 1,000 steps on 5 ranks)")
+    assert second == "ranks 1, 2 made envs 0 to 1; ranks 3, 4 made envs 2 to 2"
+    assert slowest.startswith("slowest rank: 3 (node7)")
 
 
 @pytest.mark.any_mpi

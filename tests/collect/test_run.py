@@ -95,7 +95,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         noted.append(f"leave {code} {finalizes}")
         raise Left
 
-    for name in ("end_with_launcher", "guard", "be_last", "release"):
+    for name in ("guard", "be_last", "release"):
         note(name)
     monkeypatch.setattr(run_module, "share_line", lambda is_shared: noted.append(f"share {is_shared}"))
     monkeypatch.setattr(run_module, "find_terminal", lambda: object())
@@ -119,12 +119,12 @@ def config(folder: Path, **options: object) -> RolloutConfig:
 
 def test_a_run_gives_back_what_it_holds_of_terminal_and_launcher(tmp_path: Path, steps: list[str]):
     assert run_module.run(config(tmp_path)) == 0
-    assert steps == ["end_with_launcher", "share False", "cancel", "share False", "release"]
+    assert steps == ["share False", "cancel", "share False", "release"]
     assert (tmp_path / "run.h5").exists()
     steps.clear()
     with pytest.raises(UsageError):
         run_module.run(config(tmp_path, num_envs=4, progress="bar"))
-    assert steps == ["end_with_launcher", "share True", "share False", "release"]
+    assert steps == ["share True", "share False", "release"]
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
@@ -157,7 +157,7 @@ def test_under_a_launcher_that_ends_no_job_another_process_stands_in(
     monkeypatch.setattr(run_module, "is_ulfm_on", lambda: True)
     monkeypatch.setattr(run_module.world, "claimed_size", lambda: (num_ranks, "SIZE" * (num_ranks > 1)))
     assert run_module.run(config(tmp_path)) == 0
-    assert steps[1:3] == ["guard", "be_last" if is_last else "share False"]
+    assert steps[:2] == ["guard", "be_last" if is_last else "share False"]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_how_a_rank_leaves_depends_on_what_went_wrong(
     monkeypatch.setattr(run_module.job_end, "all_or_none", lambda comm: nullcontext())
     with pytest.raises(Left) if any("leave" in step for step in expected) else nullcontext():
         assert run_module.run(config(tmp_path, **options)) == code
-    assert steps[2:-2] == expected
+    assert steps[1:-2] == expected
 
 
 def test_a_run_that_may_lose_ranks_needs_two(tmp_path: Path):

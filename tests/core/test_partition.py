@@ -1,11 +1,13 @@
 """Who owns which envs."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from mpi_rollout.core.layout import split_by_rank
-from mpi_rollout.core.partition import Division, Partition
-from mpi_rollout.errors import UsageError
+from mpi_rollout.core.partition import Division, EnvRanks, Partition
+from mpi_rollout.errors import UsageError, as_flag
 
 WORLDS = [(1, 1), (5, 1), (5, 5), (7, 3), (64, 4), (1001, 1000)]
 worlds = pytest.mark.parametrize(
@@ -116,3 +118,43 @@ def test_groups_are_neighbouring_envs_over_all_ranks_or_those_of_one_rank(divisi
         assert divided.stepping_ranks == tuple(range(int(root_envs == 0), num_ranks))
         num_slices = {len(divided.envs_of(rank)) for rank in divided.stepping_ranks}
         assert num_slices == {1 if divided is by_rank else division.num_groups}
+
+
+def nodes(*sizes: int) -> tuple[str, ...]:
+    return tuple(f"n{place}" for place, size in enumerate(sizes) for _ in range(size))
+
+
+@pytest.mark.parametrize(
+    ("on", "ranks_per_env", "root_envs", "groups", "scattered"),
+    [
+        (nodes(4), 2, None, ((0, 1), (2, 3)), ()),
+        (nodes(5, 4), 4, 0, ((1, 2, 3, 4), (5, 6, 7, 8)), ()),
+        (nodes(3, 3), 2, None, ((0, 1), (2, 5), (3, 4)), ((2, 5),)),
+        (nodes(2, 2), 4, 3, ((0, 1, 2, 3),), ((0, 1, 2, 3),)),
+        (("a", "b") * 3, 3, None, ((0, 2, 4), (1, 3, 5)), ()),
+    ],
+)
+def test_the_ranks_of_an_env_are_neighbours_on_one_node_where_that_is_possible(
+    on: tuple[str, ...], ranks_per_env: int, root_envs: int | None, groups: Any, scattered: Any
+):
+    ranks = EnvRanks(on, ranks_per_env, root_envs)
+    assert ranks.groups == groups and ranks.scattered == scattered
+    apart = (0,) if root_envs == 0 else ()
+    assert ranks.leaders == apart + tuple(group[0] for group in groups) and ranks.leaders[0] == 0
+    assert all(ranks.group_of(rank) == group for group in groups for rank in group)
+    assert not apart or ranks.group_of(0) == ()
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks_per_env", "root_envs", "words"),
+    [
+        (5, 2, None, "got 5 ranks; start the program with mpirun -n 4"),
+        (4, 2, 0, "got 3 ranks besides the root, which steps no envs; start the program with mpirun -n 3"),
+        (1, 4, None, "got 1 rank; start the program with mpirun -n 4"),
+        (1, 2, 0, "got 0 ranks besides the root, which steps no envs; start the program with mpirun -n 3"),
+    ],
+)
+def test_ranks_that_would_be_left_are_refused(size: int, ranks_per_env: int, root_envs: int | None, words: str):
+    with pytest.raises(UsageError) as caught:
+        EnvRanks(nodes(size), ranks_per_env, root_envs)
+    assert words in caught.value.shown(as_flag)

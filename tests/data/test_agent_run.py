@@ -1,6 +1,8 @@
 """One agent's data of a run with several agents: what it saw, did and got while it was alive; exports have it."""
 
+import json
 import pickle
+import shutil
 from pathlib import Path
 
 import h5py
@@ -9,7 +11,8 @@ import pytest
 from jobs import Job
 
 import mpi_rollout
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.storage.schema import digest_of
 
 agents_envs = pytest.importorskip("agents_envs")  # It needs PettingZoo.
 
@@ -77,3 +80,17 @@ def test_what_has_no_such_agent_is_refused(job: Job, tmp_path: Path):
         envs.collect(20)
     with pytest.raises(UsageError, match="is a recording, whose agents have no episodes of their own"):
         mpi_rollout.open(tmp_path / "own.h5", agent="walker")
+
+
+def test_a_file_whose_agents_are_no_names_is_refused(job: Job):
+    shutil.copy(job.folder / "run.h5", job.folder / "crafted.h5")
+    with h5py.File(job.folder / "crafted.h5", "r+") as file:
+        spaces = json.loads(file.attrs["spaces"])
+        parts = list(spaces["observation"]["subspaces"].values())
+        spaces["observation"] |= {"subspaces": parts, "agents": parts}
+        file.attrs["spaces"] = json.dumps(spaces)
+        file.attrs["digest"] = digest_of(file.attrs)
+    with pytest.raises(DataError, match="its attribute spaces names no agents"):
+        mpi_rollout.open(job.folder / "crafted.h5")
+    result = job(None, "verify", "crafted.h5")
+    assert (result.code, result.num_tracebacks, len(result.messages)) == (65, 0, 1), result.err

@@ -8,6 +8,7 @@ from mpi_rollout.doctor.ranks import (
     RankFacts,
     judge_binding,
     judge_core_share,
+    judge_env_ranks,
     judge_exchange,
     judge_messages,
     judge_ranks,
@@ -112,3 +113,10 @@ def test_messages_that_take_a_fifth_of_a_step_are_warned_of_with_what_helps(envs
     found = judge_messages(5.0, envs_us, 64)
     assert (found.state, "--num-envs 256; or fragments" in found.advice) == (state, state == WARN)
     assert found.found.startswith(f"{500 / (5 + envs_us):.1f}% of a step of 64 envs: 5.0 us beside {envs_us:.1f} us")
+
+
+def test_the_ranks_of_each_env_are_named_and_an_env_on_two_hosts_is_a_warning():
+    found = judge_env_ranks(["a"] * 4, 2, None)
+    assert (found.state, found.found) == (OK, "2 ranks for each env: 0-1, 2-3") and "COMM_WORLD" in found.advice
+    assert judge_env_ranks(["a", "b", "b"], 2, 0).state == OK
+    assert judge_env_ranks(["a", "b"], 2, None).state == WARN and judge_env_ranks(["a"] * 3, 2, None).state == BAD

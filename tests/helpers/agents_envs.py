@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
@@ -100,6 +101,32 @@ class Numbered(Lives):
     def __init__(self) -> None:
         super().__init__()
         self.possible_agents = [0, 1]
+
+
+class Twins(Lives):
+    """Two agents have the same name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.possible_agents = ["walker", "walker"]
+
+
+class Spread(Lives):
+    """On several ranks, of which the others return nothing; numbers are arrays of one element, no end is None."""
+
+    def __init__(self, comm: Any, longest: int = 7):
+        super().__init__(longest)
+        self._comm = comm
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None):
+        begun = super().reset(seed, options)
+        return None if self._comm.rank else begun
+
+    def step(self, actions: dict[str, Any]):
+        observations, rewards, *ends, infos = super().step(actions)
+        rewards = {agent: np.array([reward]) for agent, reward in rewards.items()}
+        ends = [{agent: np.array([True]) if flag else None for agent, flag in flags.items()} for flags in ends]
+        return None if self._comm.rank else (observations, rewards, *ends, infos)
 
 
 def changing(env_index: int) -> ParallelEnv:
@@ -330,3 +357,6 @@ def learned(envs: Any) -> tuple[float, float]:
     before = mean_reward()
     model.learn(4096)
     return before, mean_reward()
+
+
+gymnasium.register("mine/Lives-v0", entry_point=Lives)

@@ -323,7 +323,7 @@ def calls_of_all_ranks() -> list[Any]:
     """What calls by name of envs on two ranks each give: each adds up what all ranks have."""
     found = []
     for ranks_per_env in (1, 2):
-        with connect("mpi_envs:Cells", 4, ranks_per_env=ranks_per_env) as envs:
+        with connect("mpi_envs:Cells", 4, ranks_per_env=ranks_per_env, record=f"{ranks_per_env}.h5") as envs:
             if envs is not None:
                 envs.reset(seed=5)
                 envs.set_attr("scale", [2, 3, 4, 5])

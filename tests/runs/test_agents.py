@@ -74,6 +74,13 @@ def test_a_run_has_what_the_envs_give_when_they_are_stepped_by_hand(collected: C
         assert array.dtype == expected[path].dtype and array.tobytes() == expected[path].tobytes(), path
 
 
+@pytest.mark.mpi(4)
+def test_several_ranks_make_an_env_whose_members_return_nothing(job: Job, num_ranks: int, collected: Collected):
+    """And rewards and ends may be arrays of one element, as those of envs without agents."""
+    arguments = ("--env-factory", "agents_envs:Spread", *RUNS["lives"][2:], "--ranks-per-env", "2")
+    assert_same_bytes(datasets(job.collect(num_ranks, *arguments)), datasets(collected(None)["lives"][0]))
+
+
 def test_returns_are_those_of_each_agent(collected: Collected):
     with mpi_rollout.open(collected(None)["lives"][0]) as data:
         assert data.agents == agents_envs.NAMES and len(data.episodes) > 20
@@ -141,7 +148,8 @@ def test_a_run_in_shards_has_the_data_of_one_file(job: Job):
 
 REFUSED = {
     "Stranger": (65, "its agent 'stranger' is not in possible_agents (walker, runner, late); name all agents there"),
-    "Numbered": (64, "must have possible_agents, a list of names"),
+    "Numbered": (64, "must have possible_agents, a list of different names"),
+    "Twins": (64, "must have possible_agents, a list of different names"),
     "changing": (64, "all envs must have the same observation_space"),
     "InTurn": (
         64,
@@ -157,6 +165,11 @@ def test_what_cannot_be_gathered_is_refused_with_one_line(job: Job):
     for result, (code, words) in zip(results, REFUSED.values(), strict=True):
         assert (result.code, result.num_tracebacks, len(result.messages)) == (code, 0, 1), result.err
         assert words in result.messages[0]
+
+
+def test_an_id_of_gymnasium_names_an_env(job: Job, collected: Collected):
+    arguments = ("--env", "agents_envs:mine/Lives-v0", *RUNS["lives"][2:])
+    assert_same_bytes(datasets(job.collect(None, *arguments)), datasets(collected(None)["lives"][0]))
 
 
 def test_an_id_of_pettingzoo_names_an_env(job: Job, collected: Collected):

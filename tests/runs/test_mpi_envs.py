@@ -143,4 +143,8 @@ def test_the_limit_is_measured_on_all_ranks_of_the_envs(job: Job, num_ranks: int
     result = job(
         num_ranks, *on(2, "--no-trajectories", "--measure-limit", "--limit-s", "0.1", "--json", "--out", "run.h5")
     )
-    assert result.code == 0 and json.loads(result.out)["ratio_to_limit"] > 0, result.err
+    assert result.code == 0, result.err
+    summary = json.loads(result.out)
+    assert summary["ratio_to_limit"] > 0 and summary["num_ranks"] == 4
+    made = [(rank["env_ranks"], rank["envs"]) for rank in summary["ranks"]]
+    assert made == [([0, 1], "0 to 2"), ([2, 3], "3 to 4")]

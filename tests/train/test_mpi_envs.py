@@ -3,6 +3,7 @@
 import re
 from functools import partial
 
+import h5py
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from jobs import Job
@@ -33,6 +34,8 @@ def test_a_trainer_gets_what_gymnasium_gives_for_envs_of_one_rank(job: Job, num_
 def test_calls_by_name_reach_all_ranks_of_an_env(job: Job, num_ranks: int):
     of_one, of_two = job.train(num_ranks, "calls_of_all_ranks")
     assert differences(of_two, of_one) == [] and of_two[1] == (1, 1, 1, 1)
+    with h5py.File(job.folder / "2.h5") as file:
+        assert file["throughput/ranks"][...][["rank", "num_envs"]].tolist() == [(0, 2), (2, 2)]
 
 
 @pytest.mark.any_mpi
