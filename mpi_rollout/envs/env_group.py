@@ -24,7 +24,6 @@ import numpy as np
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.envs.faults import EnvTimeout
 from mpi_rollout.errors import DataError, EnvError, Fault, UsageError
-from mpi_rollout.exchange.waiting import Wait, wait_maker
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
@@ -34,14 +33,31 @@ T = TypeVar("T")
 Order = tuple[int, str, tuple[Any, ...], dict[str, Any]]  # The number of an env, a method, and its arguments.
 GRACE_S = 1.5
 HEAD_NBYTES = 1024  # What is longer needs a second message.
-LENGTH, CONTENT = 0, 1  # The tags of an answer.
+ORDER, REST, LENGTH, CONTENT = range(4)  # Tags: the two messages of an order, and of an answer.
+NUM_LOOKS, PAUSE_S, PAUSE_SHARE, LONGEST_S = 50, 5e-5, 0.02, 0.02  # A share of the time waited; not in the first looks.
 NO_ENV, MAKE, LET_GO = 0, "make it", "let go"  # No methods have such names.
+
+
+class Pause:
+    """Lets others run between looks for a message, but for the first looks.
+
+    MPI's waits would keep this rank's core, or yield it for a whole turn of others where ranks share cores; and no
+    watchdog could interrupt them.
+    """
+
+    def __init__(self) -> None:
+        self._begin, self._num_looks = monotonic(), 0
+
+    def __call__(self) -> None:
+        self._num_looks += 1
+        if self._num_looks > NUM_LOOKS:
+            sleep(min(max(PAUSE_S, PAUSE_SHARE * (monotonic() - self._begin)), LONGEST_S))
 
 
 class EnvGroup:
     """The ranks that make each env together, on one of them.  **Collective** to make.
 
-    `ranks` are their numbers in the job, rising; `way` is how members wait, see `waiting.wait_maker`.
+    `ranks` are their numbers in the job, rising; with the `way` spin, members wait as MPI does.
 
     Attributes
     ----------
@@ -49,18 +65,16 @@ class EnvGroup:
         The communicator of the envs.
     on_signal
         Called on the first rank with the signal that asked a member to stop.
-    wait
-        How this rank waits for messages of the others.
     """
 
     def __init__(self, comm: "MPI.Intracomm", ranks: tuple[int, ...], way: str):
         self.comm, self.ranks = comm, ranks
         self._messages, self._head = comm.Dup(), np.zeros(HEAD_NBYTES, np.uint8)
-        # The first rank must hear of signals while it waits: its watchdog interrupts it by one.
-        self.wait = Wait() if comm.rank == 0 else wait_maker(way)()
+        self._spins = way == "spin"
         self.on_signal: Callable[[int], object] = signal.raise_signal
         self._lengths = np.zeros(comm.size - 1, np.int64)
         self._requests: list[MPI.Request] = []
+        self._sent: list[MPI.Request] = []
         self._missing: set[int] = set()  # Members that have not answered the last order.
         self._num_made = 0
 
@@ -122,35 +136,44 @@ class EnvGroup:
     def _post(self, pickled: bytes) -> None:
         room = HEAD_NBYTES - 8
         first = np.frombuffer(pickled[:room], np.uint8)
-        self._head[:8].view(np.int64)[0] = len(pickled)
-        self._head[8 : 8 + len(first)] = first
-        self._messages.Ibcast(self._head).Wait()
-        if len(pickled) > room:
-            self._messages.Bcast(np.frombuffer(pickled[room:], np.uint8))
+        head = np.zeros(HEAD_NBYTES, np.uint8)  # A new one: the last may still be under way.
+        head[:8].view(np.int64)[0] = len(pickled)
+        head[8 : 8 + len(first)] = first
+        messages = [(head, ORDER)] + [(np.frombuffer(pickled[room:], np.uint8), REST)] * (len(pickled) > room)
+        # No broadcast: where ranks share cores, its wait would give this rank's turn away.
+        members = range(1, self.comm.size)
+        self._sent = [self._messages.Isend(data, rank, tag) for data, tag in messages for rank in members]
 
     def await_order(self) -> Order:
         """Wait on a member for what the first rank does next."""
-        self.wait.all([self._messages.Ibcast(self._head)])
+        self.wait_for([self._messages.Irecv(self._head, 0, ORDER)])
         nbytes, pickled = int(self._head[:8].view(np.int64)[0]), self._head[8:]
         if nbytes > len(pickled):
             rest = np.empty(nbytes - len(pickled), np.uint8)
-            self._messages.Bcast(rest)
+            self._messages.Recv(rest, 0, REST)
             pickled = np.concatenate((pickled, rest))
         order: Order = pickle.loads(pickled[:nbytes].data)
         return order
+
+    def wait_for(self, requests: "list[MPI.Request]") -> None:
+        """Wait on a member."""
+        if self._spins:
+            requests[0].Waitall(requests)
+            return
+        pause = Pause()
+        while not requests[0].Testall(requests):
+            pause()
 
     def _take_answers(self, limit_s: float = math.inf) -> dict[int, Any]:
         """Take the answers of members, in the order of ranks; after the time limit, or a failure, some stay missing."""
         if not self._requests:  # Only now: a member that has failed waits to be heard.
             places = range(self.comm.size - 1)
             self._requests = [self._messages.Irecv(self._lengths[place:][:1], place + 1, LENGTH) for place in places]
-        answers, deadline = dict[int, Any](), monotonic() + limit_s
+        answers, deadline, pause = dict[int, Any](), monotonic() + limit_s, Pause()
         while self._missing and monotonic() < deadline:
-            if deadline == math.inf:
-                arrived = self.wait.some(self._requests)
-            else:
-                arrived = self._requests[0].Testsome(self._requests) or []
-                sleep(0 if arrived else 1e-3)
+            arrived = self._requests[0].Testsome(self._requests) or []
+            if not arrived:
+                pause()
             for member in (place + 1 for place in arrived):
                 answers[member] = self._answer_of(member)
                 self._missing.discard(member)

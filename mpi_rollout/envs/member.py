@@ -60,7 +60,7 @@ class Member:
                 continue
             is_free = answer is None and not self._is_signal_told
             self._is_signal_told |= is_free and self._signal != 0
-            self._group.wait.all(self._group.answer(answer, self._signal if is_free else 0))
+            self._group.wait_for(self._group.answer(answer, self._signal if is_free else 0))
             self._longest_s = max(self._longest_s, monotonic() - begin)
 
     def _do(self, number: int, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
