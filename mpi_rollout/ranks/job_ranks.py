@@ -67,9 +67,8 @@ class JobRanks:
 
     def completed(self, plan: Plan) -> Plan:
         """Return the plan with what follows from these ranks."""
-        return replace(
-            plan, make=replace(plan.make, group=self.group), wait=self.wait, ranks=plan.ranks or self.first_ranks
-        )
+        make = replace(plan.make, group=self.group)
+        return replace(plan, make=make, wait=self.wait, ranks=plan.ranks or self.first_ranks)
 
     def let_go(self, result: object = None) -> None:
         """Let the members of this rank's group go on, with the result of their `serve`."""
