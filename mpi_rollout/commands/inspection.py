@@ -29,7 +29,7 @@ def inspect(path: str, as_json: bool = False, plot: str | None = None) -> list[s
         check_place("plot", plot, way_out="; --plot --out FOLDER draws into another folder")
     summary = in_sandbox("mpi_rollout.commands.run_summary:summary", path, patience_s=PATIENCE_S)
     if plot is not None:
-        plot = in_sandbox("mpi_rollout.commands.run_summary:plot_run", path, plot)
+        plot = in_sandbox("mpi_rollout.commands.run_picture:plot_run", path, plot)
     if as_json:
         figure = {"figure": plot} if plot else {}
         return [json.dumps(finite(summary | figure), allow_nan=False)]

@@ -103,8 +103,9 @@ class AgentsForm:
         Parameters
         ----------
         before, last
-            Which agents were alive before each step, and after the last one, an array for each agent.
+            What was shown before each step, and after the last one: at their ends which agents were alive.
         """
+        before, last = before[-len(self.names) :], last[-len(self.names) :]
         ended = results[1] | results[2]
         for step, infos in enumerate(batch["infos"]):
             alive = [flags[step + 1] for flags in before] if step + 1 < len(ended) else last

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.spaces import leaves, tree_of
+from mpi_rollout.core.spaces import tree_of
 from mpi_rollout.drive.actions import PolicyOnRanks
 from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
 from mpi_rollout.errors import ActionError, RankError, UsageError
@@ -179,10 +179,8 @@ class Fragments:
             after = [array[1 : self._num_steps + 1, envs] for array in block.observation_arrays]
             chosen = () if is_given else (*actions, *extras)
             self._end.recorder.take(lanes, results, after, batch["infos"], chosen)
-        if (form := self._steps.form) is None:
-            return batch
-        num_leaves = len(leaves(driver.observation_space))
-        return form.batch(batch, results, observations[num_leaves:], last[num_leaves:])
+        form = self._steps.form
+        return batch if form is None else form.batch(batch, results, observations, last)
 
 
 def _envs_of(lanes: Sequence[Lane]) -> slice | np.ndarray:

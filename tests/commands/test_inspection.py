@@ -145,7 +145,7 @@ def test_figures_are_drawn_beside_files_or_in_a_folder_or_where_they_are_named(j
 
 
 def test_bars_hold_as_many_whole_numbers_as_each_other():
-    from mpi_rollout.commands.run_summary import _bins
+    from mpi_rollout.commands.run_picture import _bins
 
     ends = _bins(np.arange(8.0, 130), 8.0, 129.0)
     assert ends[0] == 7.5 and ends[-1] >= 129.5 and set(np.diff(ends)) == {4.0}
@@ -155,7 +155,7 @@ def test_bars_hold_as_many_whole_numbers_as_each_other():
 def test_times_that_nobody_measured_have_no_axes():
     pytest.importorskip("matplotlib")
     from mpi_rollout.commands import style
-    from mpi_rollout.commands.run_summary import _plot_phases
+    from mpi_rollout.commands.run_picture import _plot_phases
     from mpi_rollout.storage.schema import RANK
 
     axes = style.new_figure("--plot", 2.0).subplots()

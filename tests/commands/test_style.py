@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpi_rollout.commands import run_summary, style
+from mpi_rollout.commands import run_picture, style
 from mpi_rollout.process.clock import WORDS
 from mpi_rollout.storage.schema import EPISODE, INTERVAL, LIMIT, RANK
 
@@ -37,7 +37,7 @@ def ranks_of(num_ranks: int) -> np.ndarray:
 @pytest.mark.parametrize("num_ranks", [1, 32, 33])
 def test_the_time_of_any_number_of_ranks_is_drawn_with_the_roots_in_a_bar_that_is_seen(num_ranks: int):
     axes = style.new_figure("--plot", 3).subplots()
-    run_summary._plot_phases(axes, ranks_of(num_ranks))
+    run_picture._plot_phases(axes, ranks_of(num_ranks))
     tops = {bar.get_y() + bar.get_height() for bar in axes.containers[-1]}
     assert tops == {len(WORDS)}
     width = axes.containers[-1][0].get_width() / np.ptp(axes.get_xlim())
@@ -58,7 +58,7 @@ def test_the_time_of_any_number_of_ranks_is_drawn_with_the_roots_in_a_bar_that_i
 def test_measuring_the_limit_leaves_no_gap_in_the_throughput():
     intervals = np.array([(1, 100, 100), (2, 200, 100), (9, 300, 100)], INTERVAL)  # Seven seconds for the limit.
     axes = style.new_figure("--plot", 3).subplots()
-    run_summary._plot_rates(axes, intervals, np.array([(100, 120), (100, 140)], LIMIT))
+    run_picture._plot_rates(axes, intervals, np.array([(100, 120), (100, 140)], LIMIT))
     assert [*axes.lines[0].get_xdata()] == [100, 200, 300]
     assert [*axes.lines[1].get_ydata()] == [130, 130]
 
@@ -68,7 +68,7 @@ def test_returns_and_lengths_are_drawn_as_they_are_spread():
     episodes["return"], episodes["length"] = [1, 1, 2, 5, np.nan, 7], [3, 3, 3, 4, 4, 9]
     episodes["terminated"] = [True] * 5 + [False]  # The last one is under way.
     over, returns, lengths = style.new_figure("--plot", 3).subplots(1, 3)
-    run_summary._plot_episodes(over, returns, lengths, episodes)
+    run_picture._plot_episodes(over, returns, lengths, episodes)
     assert [bar.get_height() for bar in returns.patches] == [2, 1, 0, 0, 1]
     assert [bar.get_height() for bar in lengths.patches] == [3, 2]
     assert lengths.patches[0].get_width() == 1 and np.ptp(lengths.get_xlim()) == 12  # No bar as wide as the panel.
@@ -85,7 +85,7 @@ def test_returns_of_any_size_are_drawn(value):
     episodes = np.zeros(2, EPISODE)
     episodes["return"], episodes["terminated"] = value, True
     with np.errstate(all="ignore"):
-        run_summary._plot_episodes(*panels, episodes)
+        run_picture._plot_episodes(*panels, episodes)
     if value == [0.1, 0.2]:
         assert np.ptp(panels[1].get_xlim()) < 0.15  # As wide as what it shows.
     assert sum(bar.get_height() for bar in panels[1].patches) == 2 or "from -1e+308" in panels[1].texts[0].get_text()
@@ -94,5 +94,5 @@ def test_returns_of_any_size_are_drawn(value):
 @pytest.mark.parametrize(("episodes", "words"), [(None, "no trajectories stored"), (0, "no episode has ended")])
 def test_a_run_without_episodes_says_so(episodes, words):
     panels = style.new_figure("--plot", 3).subplots(1, 3)
-    run_summary._plot_episodes(*panels, None if episodes is None else np.zeros(2, EPISODE))
+    run_picture._plot_episodes(*panels, None if episodes is None else np.zeros(2, EPISODE))
     assert [axes.texts[0].get_text() for axes in panels] == [words] * 3
