@@ -16,7 +16,7 @@ import numpy as np
 from mpi_rollout.core.columns import ALL_AGENTS
 from mpi_rollout.core.layout import Columns
 from mpi_rollout.core.spaces import AgentsSpace, Space, Tree, agents_of, nearest_to_zero
-from mpi_rollout.envs.faults import Begun, Outcome
+from mpi_rollout.envs.faults import Begun, Outcome, begun
 from mpi_rollout.envs.inputs import Info, OptionsOfOne
 from mpi_rollout.errors import DataError, UsageError
 
@@ -68,11 +68,11 @@ class AgentsEnv(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: OptionsOfOne = None) -> Begun:
         """Start an episode."""
-        begun = self.parallel_env.reset(seed=seed, options=options)
+        outcome = self.parallel_env.reset(seed=seed, options=options)
         self._look()
         if self.is_part:
             return {}, {}
-        observations, infos = begun
+        observations, infos = begun(outcome)
         if not self._alive:
             raise DataError("no agent is in `agents` after a reset; give it those that act first")
         self.leave_out(self.flags_of_alive())
@@ -87,12 +87,16 @@ class AgentsEnv(gymnasium.Env):
         self._look()
         if self.is_part:
             return {}, 0.0, False, False, {}
+        if not isinstance(outcome, tuple | list) or len(outcome) != 5:
+            return outcome  # The error of envs without agents names it.
         observations, rewards, terminations, truncations, infos = outcome
         if acting is not self._known:  # What is said of others has no meaning.
             rewards, terminations, truncations = (
                 {agent: given[agent] for agent in acting if agent in given}
                 for given in (rewards, terminations, truncations)
             )
+        if len(rewards) < len(acting):
+            raise DataError(f"its agent {min(acting - rewards.keys())!r} acted and has no reward")
         # In C: this is what an env with agents costs besides its own step.
         own = [*map(rewards.get, names, self._none)]
         total = sum(own)

@@ -104,6 +104,30 @@ class Staying(Lives):
         return outcome
 
 
+class Bare(Lives):
+    """A reset without infos."""
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None):
+        return super().reset(seed, options)[0]
+
+
+class Done(Lives):
+    """A step of old PettingZoo, with one dict of ends."""
+
+    def step(self, actions: dict[str, Any]):
+        observations, rewards, terminations, _, infos = super().step(actions)
+        return observations, rewards, terminations, infos
+
+
+class Unpaid(Lives):
+    """An agent that acts has no reward."""
+
+    def step(self, actions: dict[str, Any]):
+        observations, rewards, *rest = super().step(actions)
+        del rewards["runner"]
+        return observations, rewards, *rest
+
+
 class Numbered(Lives):
     """The agents are numbers."""
 

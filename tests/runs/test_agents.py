@@ -153,6 +153,9 @@ def test_a_run_in_shards_has_the_data_of_one_file(job: Job):
 
 REFUSED = {
     "Stranger": (65, "its agent 'stranger' is not in possible_agents (walker, runner, late); name all agents there"),
+    "Bare": (65, "its reset should return observation and info, got dict; return both"),
+    "Done": (65, "terminated, truncated and info, got 4 values; return terminated and truncated in the place of done"),
+    "Unpaid": (65, "its agent 'runner' acted and has no reward"),
     "Numbered": (64, "must have possible_agents, a list of different names"),
     "Twins": (64, "must have possible_agents, a list of different names"),
     "changing": (64, "all envs must have the same observation_space"),
