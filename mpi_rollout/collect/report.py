@@ -177,7 +177,11 @@ class RunFigures:
     def _env_ranks(self) -> Iterator[str]:
         """Yield which ranks made which envs together, if they did."""
         if self.groups:
-            made = [f"ranks {', '.join(map(str, rank['env_ranks']))} made envs {rank['envs']}" for rank in self.groups]
+            made = [
+                f"ranks {', '.join(map(str, rank['env_ranks']))} made "
+                + (f"env {rank['envs'].split()[0]}" if rank["num_envs"] == 1 else f"envs {rank['envs']}")
+                for rank in self.groups
+            ]
             yield "; ".join(made[:8]) + "; ..." * (len(made) > 8)
 
     def _limit_lines(self) -> Iterator[str]:

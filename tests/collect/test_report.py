@@ -288,7 +288,7 @@ def test_the_summary_names_the_ranks_that_make_each_env():
     )  # fmt: skip
     first, second, _, slowest, *_ = outcome.lines()
     assert first.endswith("(3 envs x 1,000 steps on 5 ranks)")
-    assert second == "ranks 1, 2 made envs 0 to 1; ranks 3, 4 made envs 2 to 2"
+    assert second == "ranks 1, 2 made envs 0 to 1; ranks 3, 4 made env 2"
     assert slowest.startswith("slowest rank: 3 (node7)")
 
 
