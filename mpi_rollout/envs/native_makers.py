@@ -137,7 +137,12 @@ def _make_pool(task: str, kwargs: Mapping[str, Any], seeds: list[int], num_threa
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         what = f" {dict(kwargs)} do not fit {task} of EnvPool: {first_line(error)}"
         raise UsageError(Option("env_kwargs"), what) from error
-    return PlayersVectorEnv(pool) if pool.spec.config.max_num_players > 1 else PoolVectorEnv(pool)
+    if pool.spec.config.max_num_players == 1:
+        return PoolVectorEnv(pool)
+    try:
+        return PlayersVectorEnv(pool)
+    except UsageError as error:
+        raise UsageError(Option("env"), f" {task}: {error}") from error
 
 
 def _near(task: str, known: list[str]) -> str:

@@ -8,7 +8,7 @@ from gymnasium.vector import VectorEnv
 from mpi_rollout.core.layout import Columns
 from mpi_rollout.core.spaces import AgentsSpace, Tree, leaves, set_spaces, tree_of
 from mpi_rollout.envs.inputs import Info, OptionsOfOne, Reset, Step
-from mpi_rollout.errors import DataError
+from mpi_rollout.errors import DataError, UsageError
 
 OF_EACH, OF_ONE = "players.action", "action"  # The names of actions in a pool: of all players, or of one.
 
@@ -37,8 +37,12 @@ class PlayersVectorEnv(VectorEnv):
         self._player_ids = self._env_ids.repeat(len(agents))
         action_spec = pool.spec.action_array_spec
         self._action_name = OF_EACH if OF_EACH in action_spec else OF_ONE
-        self._action_dtype = action_spec[self._action_name].dtype
         self.turns_info = None if self._action_name == OF_EACH else "current_player"
+        if self.turns_info and not {OF_ONE, f"info:{self.turns_info}"} <= {*action_spec, *pool.spec.state_array_spec}:
+            raise UsageError(
+                f"its pool must take {OF_EACH}, or {OF_ONE} with an info {self.turns_info}; got {[*action_spec]}"
+            )
+        self._action_dtype = action_spec[self._action_name].dtype
         acting = self._player_ids if self.turns_info is None else self._env_ids
         self._acting_ids = {"env_id": self._env_ids, "players.env_id": acting}
 
@@ -75,7 +79,8 @@ class PlayersVectorEnv(VectorEnv):
         def by_place(array: np.ndarray) -> np.ndarray:
             return by_env(array.reshape(*shape, *array.shape[1:]))
 
-        arrays = [by_place(leaf.of(observations)) for leaf in self._leaves]
+        # What is MultiBinary comes as bools.
+        arrays = [by_place(leaf.of(observations).astype(leaf.dtype, copy=False)) for leaf in self._leaves]
         own = by_place(rewards).T.astype(np.float64)
         terminations, truncations = by_env(terminations), by_env(truncations)
         self._outcomes = [*own, *[terminations] * shape[1], *[truncations] * shape[1]]

@@ -1,6 +1,7 @@
 """EnvPool's tasks of several players: what a pool reports, by player and in the order of envs."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from mpi_rollout.core.layout import SlotLayout
 from mpi_rollout.core.spaces import agents_of
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.players import PlayersVectorEnv
-from mpi_rollout.errors import DataError
+from mpi_rollout.errors import DataError, UsageError
 
 envpool = pytest.importorskip("envpool")
 NUM_ENVS, NUM_STEPS = 6, 40
@@ -102,6 +103,18 @@ def test_a_player_whose_turn_it_is_loses_by_a_move_that_is_not_allowed():
 def test_players_that_are_left_out_are_refused():
     with pytest.raises(DataError, match=r"must report all 2 players of each env in each step, got array\(\[0, 0, 1"):
         PlayersVectorEnv(Changed(made("TicTacToe-v1"), lambda rows: rows[:-1])).reset()
+
+
+def test_tasks_whose_turns_nobody_tells_are_refused(monkeypatch: pytest.MonkeyPatch):
+    pool = made("TicTacToe-v1")
+    spec = SimpleNamespace(config=pool.spec.config, action_array_spec=pool.spec.action_array_spec, state_array_spec={})
+    monkeypatch.setattr(envpool, "make_gymnasium", lambda *_args, **_options: SimpleNamespace(spec=spec, **of(pool)))
+    with pytest.raises(UsageError, match=r"TicTacToe-v1: its pool must take .* an info current_player; got"):
+        EnvMaker("TicTacToe-v1", vectorization_mode="envpool").native(range(2))
+
+
+def of(pool: Any) -> dict[str, Any]:
+    return {name: getattr(pool, name) for name in ("num_envs", "observation_space", "action_space", "metadata")}
 
 
 def test_they_are_made_by_their_id():
