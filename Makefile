@@ -11,7 +11,7 @@ comma  := ,
 BIN    := $(VENV)/bin
 MPIRUN ?= $(if $(filter system,$(MPI)),mpirun,$(BIN)/mpirun)
 RANKS  ?= 2
-WORKERS ?= 4
+WORKERS ?= 6
 # The tests of one file, which share runs, are for one process.  If it crashes, all ends: pytest-xdist would wait for ever.
 BY_FILE := --dist loadfile --max-worker-restart=0
 # The tests of batch jobs mostly wait for SLURM: several SLURMs side by side wait at the same time.

@@ -139,7 +139,7 @@ def _find_team(config: RolloutConfig, ranks: JobRanks) -> RankTeam:
         ranks.let_go(error)
         raise
     ranks.let_go()
-    return replace(team, numbers=ranks.leaders)
+    return replace(team, numbers=ranks.first_ranks)
 
 
 def _step_along(config: RolloutConfig, ranks: JobRanks) -> tuple[int, Timer]:
@@ -195,7 +195,7 @@ def prepare(team: RankTeam, ranks: JobRanks) -> tuple[RankEnvs, PolicySource | N
     seed_global_generators(config.seed, comm.rank, first_env=config.first_env)
     if config.on_rank_loss == "shrink":
         check_ulfm(comm)
-    plan = ranks.adapted(replace(plan_of(config, team.comm.size), ranks=team.ranks))
+    plan = ranks.completed(replace(plan_of(config, team.comm.size), ranks=team.ranks))
     source = output = None
     if team.comm.rank == world.ROOT:
         output = claimed(team)
@@ -234,7 +234,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         seed_global_generators(config.seed, world.ROOT, first_env=config.first_env)
         is_grouped = config.ranks_per_env > 1 and config.expect_ranks is not None
         groups = EnvRanks(("",) * num_ranks, config.ranks_per_env, config.root_envs) if is_grouped else None
-        plan = plan_of(config, num_ranks if groups is None else len(groups.leaders))
+        plan = plan_of(config, num_ranks if groups is None else len(groups.first_ranks))
         check_output(config)
         check_places(config)
         source = find_source(config.policy, config)

@@ -187,7 +187,7 @@ class EnvRanks:
     """Which ranks make each env together: `ranks_per_env` neighbours, on one node where that is possible.
 
     `nodes` has the node of each rank.  A root that steps no envs, with `root_envs` 0, is by itself.  The first rank of
-    each group, and such a root, are the leaders: the job is divided among them as if it had no other ranks.
+    each group, and such a root, are the first ranks: the job is divided among them as if it had no other ranks.
 
     Raises
     ------
@@ -226,7 +226,7 @@ class EnvRanks:
         return tuple(sorted(map(tuple, rows)))
 
     @property
-    def leaders(self) -> tuple[int, ...]:
+    def first_ranks(self) -> tuple[int, ...]:
         """Return the ranks that take part in the exchange, rising: the root is the first."""
         return *range(self._num_apart), *(ranks[0] for ranks in self.groups)
 

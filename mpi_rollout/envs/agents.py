@@ -2,8 +2,8 @@
 
 Observations and actions of such an env are dicts by agent, of all agents that are possible.  An agent that is not alive
 has an observation of zeros, or of the bounds that are nearest to zero, and its action is not handed on.  The env's
-reward is the sum of its agents' rewards, in the order of `possible_agents`.  An episode ends when no agent is left: it
-is terminated if all the agents that were left then have terminated, else truncated.
+reward is the sum of its agents' rewards, in the order of `possible_agents`.  An episode ends when no agent is left, or
+all that are left have ended: it is terminated if all these have terminated, else truncated.
 """
 
 import sys
@@ -99,6 +99,9 @@ class AgentsEnv(gymnasium.Env):
         if isinstance(total, np.ndarray) and total.size == 1:  # As of an env without agents.
             own, total = [np.asarray(reward).item() for reward in own], total.item()
         ends = *map(terminations.get, names, self._none), *map(truncations.get, names, self._none)
+        # PettingZoo's rule is to take them out of `agents`; not all envs do.
+        if any(ends) and all(terminations.get(agent) or truncations.get(agent) for agent in self._alive):
+            self._alive = frozenset()
         self.outcome = [*own, *map(bool, ends), *self.flags_of_alive()]
         if self._alive:
             return self._of_all(observations), total, False, False, _said(infos)

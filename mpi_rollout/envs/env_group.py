@@ -129,14 +129,21 @@ class EnvGroup:
 
     def free(self) -> None:
         """Give back the communicators.  **Collective**."""
+        self._end_sends()
         for comm in (self._messages, self.comm):
             if comm:  # An env may have freed its own.
                 comm.Free()
 
+    def _end_sends(self) -> None:
+        """Give back the requests of the last order, which members have received: they have answered it, or are free."""
+        for request in self._sent:
+            request.Wait()
+        self._sent = []
+
     def _post(self, pickled: bytes) -> None:
-        room = HEAD_NBYTES - 8
+        self._end_sends()
+        room, head = HEAD_NBYTES - 8, self._head
         first = np.frombuffer(pickled[:room], np.uint8)
-        head = np.zeros(HEAD_NBYTES, np.uint8)  # A new one: the last may still be under way.
         head[:8].view(np.int64)[0] = len(pickled)
         head[8 : 8 + len(first)] = first
         messages = [(head, ORDER)] + [(np.frombuffer(pickled[room:], np.uint8), REST)] * (len(pickled) > room)

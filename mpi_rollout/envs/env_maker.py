@@ -194,12 +194,8 @@ def _try(name: str, kwargs: Kwargs, make: Callable[[], Made], option: Option = E
 def _is_of_call(error: TypeError) -> bool:
     """Tell whether a callable refused its arguments: then the error comes from the call, here or in Gymnasium."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals["__name__"] in (
-        __name__,
-        of_factory.__module__,
-        make_single.__module__,
-        gymnasium.make.__module__,
-    )
+    makers = of_factory, make_single, gymnasium.make
+    return frame.f_globals["__name__"] in (__name__, *(make.__module__ for make in makers))
 
 
 def maker_of(config: RolloutConfig) -> EnvMaker:

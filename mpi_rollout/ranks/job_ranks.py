@@ -40,7 +40,7 @@ class JobRanks:
         All of them.
     comm
         Those that take part in the exchange, all where each env is made on one rank; on a member, of no use.
-    leaders
+    first_ranks
         Their numbers in the job.
     group
         The ranks that make each env of this one; None where that is this one alone, or where it has no envs.
@@ -50,7 +50,7 @@ class JobRanks:
 
     job: "MPI.Intracomm"
     comm: "MPI.Intracomm"
-    leaders: tuple[int, ...]
+    first_ranks: tuple[int, ...]
     group: EnvGroup | None
     wait: str
 
@@ -65,10 +65,10 @@ class JobRanks:
         maker = cache(lambda: replace(make_maker(), group=self.group))  # It may raise.
         return Member(self.group, lambda index: maker().unwrapped(index - maker().first_env), self.job)
 
-    def adapted(self, plan: Plan) -> Plan:
-        """Return the plan for these ranks."""
-        own = replace(plan.make, group=self.group)
-        return replace(plan, make=own, wait=self.wait, ranks=plan.ranks or self.leaders)
+    def completed(self, plan: Plan) -> Plan:
+        """Return the plan with what follows from these ranks."""
+        make = replace(plan.make, group=self.group)
+        return replace(plan, make=make, wait=self.wait, ranks=plan.ranks or self.first_ranks)
 
     def let_go(self, result: object = None) -> None:
         """Let the members of this rank's group go on, with the result of their `serve`."""
@@ -110,8 +110,8 @@ class JobRanks:
             self.comm.Free()
 
     def hosts_of(self, hosts: list[str]) -> list[str]:
-        """Return the hosts of the leaders, of those of all ranks; none where these are not known."""
-        return [hosts[rank] for rank in self.leaders] if hosts else []
+        """Return the hosts of the first ranks, of those of all ranks; none where these are not known."""
+        return [hosts[rank] for rank in self.first_ranks] if hosts else []
 
 
 def join(
@@ -145,5 +145,5 @@ def _split(wait: str, comm: "MPI.Intracomm", ranks: EnvRanks) -> JobRanks:
     way = way_to_wait(comm) if wait == "auto" else wait
     own = ranks.group_of(comm.rank)
     of_env = split(comm, own[0] if own else None)
-    of_leaders = split(comm, 0 if comm.rank in ranks.leaders else None)
-    return JobRanks(comm, of_leaders, ranks.leaders, EnvGroup(of_env, own, way) if own else None, way)
+    of_first_ranks = split(comm, 0 if comm.rank in ranks.first_ranks else None)
+    return JobRanks(comm, of_first_ranks, ranks.first_ranks, EnvGroup(of_env, own, way) if own else None, way)

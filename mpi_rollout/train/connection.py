@@ -188,7 +188,7 @@ class Connection:
         with nullcontext() if comm.size == 1 else job_end.no_early_end(comm):
             prepare = partial(ranks.prepare, self._prepare)
             rank_envs, hosts = agreement.agree(comm, prepare, self._fingerprint, timeout_s)
-            self._hosts = dict(zip(ranks.leaders, ranks.hosts_of(hosts), strict=False))
+            self._hosts = dict(zip(ranks.first_ranks, ranks.hosts_of(hosts), strict=False))
             with job_end.all_or_none(comm):
                 worker, facts = assemble(ranks.comm, rank_envs)
         worker.methods["connect"] = connect
@@ -233,7 +233,7 @@ class Connection:
                 if comm.rank == world.ROOT:
                     check_record(self._record, request.compression)
             ranks = self._ranks.comm
-            rank_envs = make_rank_envs(self._ranks.adapted(request.plan(ranks.size)), ranks.rank)
+            rank_envs = make_rank_envs(self._ranks.completed(request.plan(ranks.size)), ranks.rank)
         if (facts := rank_envs.facts) is not None:
             form_of(facts.observation_space, facts.action_space, request.agents)
             if request.record is not None:

@@ -140,7 +140,7 @@ def test_the_ranks_of_an_env_are_neighbours_on_one_node_where_that_is_possible(
     ranks = EnvRanks(on, ranks_per_env, root_envs)
     assert ranks.groups == groups and ranks.scattered == scattered
     apart = (0,) if root_envs == 0 else ()
-    assert ranks.leaders == apart + tuple(group[0] for group in groups) and ranks.leaders[0] == 0
+    assert ranks.first_ranks == apart + tuple(group[0] for group in groups) and ranks.first_ranks[0] == 0
     assert all(ranks.group_of(rank) == group for group in groups for rank in group)
     assert not apart or ranks.group_of(0) == ()
 

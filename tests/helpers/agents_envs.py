@@ -95,6 +95,15 @@ class Stranger(Lives):
         return outcome
 
 
+class Staying(Lives):
+    """Those that have ended last stay in `agents`."""
+
+    def step(self, actions: dict[str, Any]):
+        outcome = super().step(actions)
+        self.agents = self.agents or list(actions)
+        return outcome
+
+
 class Numbered(Lives):
     """The agents are numbers."""
 

@@ -81,6 +81,11 @@ def test_several_ranks_make_an_env_whose_members_return_nothing(job: Job, num_ra
     assert_same_bytes(datasets(job.collect(num_ranks, *arguments)), datasets(collected(None)["lives"][0]))
 
 
+def test_an_episode_ends_where_all_agents_have_ended_though_they_stay_in_the_list(job: Job, collected: Collected):
+    arguments = ("--env-factory", "agents_envs:Staying", *RUNS["lives"][2:])
+    assert_same_bytes(datasets(job.collect(None, *arguments)), datasets(collected(None)["lives"][0]))
+
+
 def test_returns_are_those_of_each_agent(collected: Collected):
     with mpi_rollout.open(collected(None)["lives"][0]) as data:
         assert data.agents == agents_envs.NAMES and len(data.episodes) > 20
