@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from mpi_rollout.core.seeding import Reproducibility, episode_seeds, seed_of_slice
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.native import SEEDS_31_BITS, NativeVectorEnv, PoolVectorEnv, SeededEpisodes, SeededWhenMade
+from mpi_rollout.envs.players import PlayersVectorEnv
 from mpi_rollout.errors import Option, UsageError
 from mpi_rollout.text import first_line, pip_install
 
@@ -119,7 +120,7 @@ def of_envpool(task: str, kwargs: Mapping[str, Any], indices: range, seed: int, 
     return SeededWhenMade(make(seed), make, seed, Reproducibility.ENV)
 
 
-def _make_pool(task: str, kwargs: Mapping[str, Any], seeds: list[int], num_threads: int) -> PoolVectorEnv:
+def _make_pool(task: str, kwargs: Mapping[str, Any], seeds: list[int], num_threads: int) -> VectorEnv:
     """Make a pool of an env for each seed of 31 bits, or raise UsageError."""
     try:
         import envpool
@@ -136,11 +137,12 @@ def _make_pool(task: str, kwargs: Mapping[str, Any], seeds: list[int], num_threa
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         what = f" {dict(kwargs)} do not fit {task} of EnvPool: {first_line(error)}"
         raise UsageError(Option("env_kwargs"), what) from error
-    num_players = pool.spec.config.max_num_players
-    if num_players > 1:
-        what = f" {task} has up to {num_players} players; envs of several agents cannot be stepped yet"
-        raise UsageError(Option("env"), what)
-    return PoolVectorEnv(pool)
+    if pool.spec.config.max_num_players == 1:
+        return PoolVectorEnv(pool)
+    try:
+        return PlayersVectorEnv(pool)
+    except UsageError as error:
+        raise UsageError(Option("env"), f" {task}: {error}") from error
 
 
 def _near(task: str, known: list[str]) -> str:

@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.columns import RESULTS, noun
 from mpi_rollout.core.layout import Columns, SlotLayout
-from mpi_rollout.core.spaces import Leaf, Tree, leaves, tree_of
+from mpi_rollout.core.spaces import Leaf, Tree, agents_of, leaves, tree_of
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.inputs import Reset, Step, Values
 from mpi_rollout.envs.native import STEP_SINGLE_ENVS
@@ -41,6 +41,7 @@ class NativeSlice(Slice):
         self.step = self._step
         self._checks = OutputChecks(envs.single_observation_space, on_fault)
         self._casting, self._leaves = Casting(on_fault.strict_dtypes), leaves(envs.single_observation_space)
+        self._has_agents = bool(agents_of(envs.single_observation_space))
         # The envs, if they can take all steps of a fragment in one call, and nobody looks at each step.
         has_infos = exchange.contents.infos or exchange.contents.pickles_infos
         self._rollout: Rollout | None = None if has_infos or self._checks else as_rollout(envs)
@@ -133,6 +134,8 @@ class NativeSlice(Slice):
         slot = self._unread if self._counts_only else self.exchange.slot_rows[row]
         if row == 0 or not self._counts_only or self._checks or self._choose is not None:
             self._copy(slot, observations, results)
+            if self._has_agents:
+                self.envs.unwrapped.write_agents(slot)
             self.last_observations = slot.observations
         for place, what in self._checks.in_batch(slot.observations, slot.rewards).items() if self._checks else ():
             raise DataError(f"env {self.named_envs[place]}: {what}")
@@ -143,7 +146,7 @@ class NativeSlice(Slice):
             self.masks.write_batch(infos, ends)
 
     def _copy(self, slot: Columns, observations: object, results: list[np.ndarray]) -> None:
-        for leaf, column in zip(self._leaves, slot.observation_arrays, strict=True):
+        for leaf, column in zip(self._leaves, slot.observation_arrays, strict=False):  # `ALIVE` of agents is behind.
             part = self._part(leaf, observations)
             if part.shape != column.shape or part.dtype != column.dtype:
                 part = self._cast(leaf, part, column.shape)

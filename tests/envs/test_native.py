@@ -233,12 +233,6 @@ def test_what_envpool_does_not_know_is_refused_with_a_way_out(task: str, kwargs:
         EnvMaker(task, kwargs, "envpool").native(range(2))
 
 
-def test_several_players_are_refused():
-    pytest.importorskip("envpool")
-    with pytest.raises(UsageError, match="has up to 2 players; envs of several agents cannot be stepped yet"):
-        EnvMaker("TicTacToe-v1", vectorization_mode="envpool").native(range(2))
-
-
 def test_jax_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch):
     for name in ("jax", "mpi_rollout.envs.jax_slices.backend"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -4,15 +4,21 @@ import re
 from importlib.util import find_spec
 
 import h5py
+import numpy as np
 import pytest
 from jobs import Collected, Job, assert_same_bytes, collected_in_ways, datasets
+
+from mpi_rollout.envs.native_makers import env_seeds
 
 pytestmark = pytest.mark.any_mpi
 
 NATIVE = ("--vectorization-mode", "native", "--num-envs", "7", "--num-steps", "100")
+POOL = ("--vectorization-mode", "envpool", "--num-envs", "7")
 RUNS = {
     "kernel": ("--env", "mpi_rollout/CartPoleNumba-v0", "--num-envs", "70", "--num-steps", "100"),
     "envpool": ("--env", "CartPole-v1", "--vectorization-mode", "envpool", "--num-envs", "10", "--num-steps", "100"),
+    "players": ("--env", "IntersectionMultiAgent-v0", *POOL, "--num-steps", "100"),
+    "game": ("--env", "TicTacToe-v1", *POOL, "--num-steps", "100"),
     "ale": (
         *("--env", "ale_py:ALE/Breakout-v5", "--vectorization-mode", "vector_entry_point", "--env-kwargs"),
         '{"max_num_frames_per_episode": 90, "repeat_action_probability": 0.25, "episodic_life": true}',
@@ -23,8 +29,9 @@ RUNS = {
     "jax": ("--env-factory", "jax_envs:hops", *NATIVE),
     "seeded once": ("--env", "CartPole-v1", "--no-episode-seeds", "--num-envs", "7", "--num-steps", "100"),
 }
-BY_HISTORY = {"envpool", "factory", "same step", "seeded once"}  # They promise ENV.
-NEEDS = {"kernel": "numba", "envpool": "envpool", "ale": "ale_py", "jax": "jax"}
+BY_HISTORY = {"envpool", "players", "game", "factory", "same step", "seeded once"}  # They promise ENV.
+OF_POOL = dict.fromkeys(("envpool", "players", "game"), "envpool")
+NEEDS = OF_POOL | {"kernel": "numba", "ale": "ale_py", "jax": "jax"}
 WAYS = [(), ("--fragment-length", "1"), ("--fragment-length", "7", "--batch-size", "1", "--policy-on", "workers")]
 QUIET = ("--wait", "sleep", "--progress", "none")
 INSTALLED = {name: run for name, run in RUNS.items() if name not in NEEDS or find_spec(NEEDS[name])}
@@ -57,8 +64,8 @@ def test_the_data_do_not_depend_on_the_ranks(collected: Collected, num_ranks: in
 @pytest.mark.mpi(2)
 @each_run
 def test_a_run_is_extended_by_its_episodes_or_by_its_history(job: Job, collected: Collected, num_ranks: int, name: str):
-    if name in ("kernel", "factory"):
-        pytest.skip("ale and same step promise the same")
+    if name in ("kernel", "factory", "game"):
+        pytest.skip("ale, same step and players promise the same")
     *same, num_steps = RUNS[name]
     assert job(3, *same, "47", *QUIET, "--out", "run.h5").code == 0
     result = job(num_ranks, *same, num_steps, *QUIET, "--out", "run.h5")
@@ -68,6 +75,32 @@ def test_a_run_is_extended_by_its_episodes_or_by_its_history(job: Job, collected
     replayed = job(None, "verify", "--replay", "5", "run.h5", "--trust")
     assert replayed.code == 0 and "every byte the same" in replayed.out
     assert ("5 episodes, " in replayed.out) == (name not in BY_HISTORY)
+
+
+@pytest.mark.parametrize("name", ["players", "game"])
+def test_runs_of_several_players_have_what_a_pool_gives_that_is_stepped_by_hand(collected: Collected, name: str):
+    envpool = pytest.importorskip("envpool")
+    stored, env_ids = datasets(collected(1)[name][0]), np.arange(7, dtype=np.int32)
+    pool = envpool.make_gymnasium(RUNS[name][1], num_envs=7, num_threads=1, seed=env_seeds(0, range(7)))
+    (seen, infos), acting = pool.reset(), env_ids.repeat(2)
+    over = np.zeros(7, np.bool_)
+    actions = np.stack([stored["actions/player_0"], stored["actions/player_1"]], axis=2).astype(np.int32)
+    for step, chosen in enumerate(actions):
+        for place, player in enumerate(("player_0", "player_1")):
+            assert (stored[f"observations/{player}"][step] == seen[place::2]).all()
+            assert (stored[f"alive/{player}"][step] == ~over).all()
+        if name == "game":
+            outcome = pool.step(chosen[env_ids, infos["current_player"]], env_ids)
+        else:
+            outcome = pool.step({"players.action": chosen.ravel(), "env_id": env_ids, "players.env_id": acting})
+        seen, rewards, *ends, infos = outcome
+        over = ends[0] | ends[1]
+        of_each = {"player_0": rewards[0::2], "player_1": rewards[1::2]}
+        for agent, own in (of_each | {"__all__": sum(of_each.values())}).items():
+            assert (stored[f"rewards/{agent}"][step] == own).all()
+            assert (stored[f"terminations/{agent}"][step] == ends[0]).all()
+            assert (stored[f"truncations/{agent}"][step] == ends[1]).all()
+    assert stored["terminations/__all__"].any() and stored["rewards/player_1"].any()
 
 
 @pytest.mark.mpi(2)
