@@ -88,7 +88,7 @@ class AgentsEnv(gymnasium.Env):
         if self.is_part:
             return {}, 0.0, False, False, {}
         if not isinstance(outcome, tuple | list) or len(outcome) != 5:
-            return outcome  # The error of envs without agents names it.
+            return outcome  # type: ignore[return-value]  # The error of envs without agents names it.
         observations, rewards, terminations, truncations, infos = outcome
         if acting is not self._known:  # What is said of others has no meaning.
             rewards, terminations, truncations = (
