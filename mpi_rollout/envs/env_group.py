@@ -34,7 +34,8 @@ Order = tuple[int, str, tuple[Any, ...], dict[str, Any]]  # The number of an env
 GRACE_S = 1.5
 HEAD_NBYTES = 1024  # What is longer needs a second message.
 ORDER, REST, LENGTH, CONTENT = range(4)  # Tags: the two messages of an order, and of an answer.
-NUM_LOOKS, PAUSE_S, PAUSE_SHARE, LONGEST_S = 50, 5e-5, 0.02, 0.02  # A share of the time waited; not in the first looks.
+PAUSE_S, PAUSE_SHARE, LONGEST_S = 5e-5, 0.02, 0.02  # A share of the time waited; not in the first looks.
+FEW_LOOKS, MANY_LOOKS = 50, 1000  # Where ranks share cores, and where each has one; a look takes about 1 us.
 NO_ENV, MAKE, LET_GO = 0, "make it", "let go"  # No methods have such names.
 
 
@@ -45,12 +46,12 @@ class Pause:
     watchdog could interrupt them.
     """
 
-    def __init__(self) -> None:
-        self._begin, self._num_looks = monotonic(), 0
+    def __init__(self, num_looks: int) -> None:
+        self._begin, self._num_left = monotonic(), num_looks
 
     def __call__(self) -> None:
-        self._num_looks += 1
-        if self._num_looks > NUM_LOOKS:
+        self._num_left -= 1
+        if self._num_left < 0:
             sleep(min(max(PAUSE_S, PAUSE_SHARE * (monotonic() - self._begin)), LONGEST_S))
 
 
@@ -70,7 +71,7 @@ class EnvGroup:
     def __init__(self, comm: "MPI.Intracomm", ranks: tuple[int, ...], way: str):
         self.comm, self.ranks = comm, ranks
         self._messages, self._head = comm.Dup(), np.zeros(HEAD_NBYTES, np.uint8)
-        self._spins = way == "spin"
+        self._spins, self._num_looks = way == "spin", MANY_LOOKS if way == "adapt" else FEW_LOOKS
         self.on_signal: Callable[[int], object] = signal.raise_signal
         self._lengths = np.zeros(comm.size - 1, np.int64)
         self._requests: list[MPI.Request] = []
@@ -167,7 +168,7 @@ class EnvGroup:
         if self._spins:
             requests[0].Waitall(requests)
             return
-        pause = Pause()
+        pause = Pause(self._num_looks)
         while not requests[0].Testall(requests):
             pause()
 
@@ -176,7 +177,7 @@ class EnvGroup:
         if not self._requests:  # Only now: a member that has failed waits to be heard.
             places = range(self.comm.size - 1)
             self._requests = [self._messages.Irecv(self._lengths[place:][:1], place + 1, LENGTH) for place in places]
-        answers, deadline, pause = dict[int, Any](), monotonic() + limit_s, Pause()
+        answers, deadline, pause = dict[int, Any](), monotonic() + limit_s, Pause(self._num_looks)
         while self._missing and monotonic() < deadline:
             arrived = self._requests[0].Testsome(self._requests) or []
             if not arrived:
