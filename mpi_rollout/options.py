@@ -55,8 +55,8 @@ class SharedOptions:
     )
     ranks_per_env: int = to_run(1, least=1, metavar="K")(
         "number of neighbouring ranks that make each env together, for an env that is an MPI program: the factory gets "
-        "their communicator as its argument comm, and reset and step are called on all of them alike; what the first "
-        "of them returns counts"
+        "their communicator as its argument comm; reset and step are called on all of them with the same arguments; "
+        "the program uses what the first of them returns"
     )
     num_groups: int = to_speed(1, least=1)(
         "number of groups of envs that are stepped in turn; with 2, the ranks step one group while the policy or the "

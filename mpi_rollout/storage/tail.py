@@ -12,7 +12,7 @@ from shlex import quote
 
 import numpy as np
 
-from mpi_rollout.config import DATA_OPTIONS, RolloutConfig
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import DataError, NotContinuedError
 from mpi_rollout.storage.checked_file import CheckedFile
 from mpi_rollout.storage.episodes import EpisodeTable, StoredResults, make_table, stored_results
@@ -21,9 +21,9 @@ from mpi_rollout.storage.schema import CHUNK, FORMAT_VERSION, LIST, Schema
 from mpi_rollout.storage.torn import is_marked
 from mpi_rollout.storage.values import ValueChecks
 
-# Attributes of the root group that are of the start which made the file.  Of its configuration these options matter.
+# Attributes of the root group that are of the start which made the file.  Of the configuration `same_run` has compared
+# what decides on the data.
 MAY_DIFFER = {"config", "hosts", "num_ranks", "started"}
-MUST_NOT_DIFFER = *DATA_OPTIONS, "compression"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def can_go_on(source: CheckedFile, schema: Schema, num_steps: int) -> bool:
     listed = [(name, dataset) for name, dataset in source.datasets.items() if name not in LIST]
     return bool(
         all(str(source.root.get(name)) == str(attributes[name]) for name in attributes.keys() - MAY_DIFFER)
-        and all(getattr(source.config, name) == getattr(schema.config, name) for name in MUST_NOT_DIFFER)
+        and source.config.compression == schema.config.compression
         and not (source.is_sealed or is_marked(source.path))
         and num_steps == source.num_committed == commit["num_steps"]
         and commit["num_chunks"] == len(source.file["chunks"])
