@@ -72,8 +72,8 @@ def _plot_returns(axes: "Axes", ended: np.ndarray) -> None:
         axes.plot(middles, of_agent, color=color, linestyle=line, label=name.removeprefix(RETURN_OF))
     if agents:
         more = len(agents) - len(colors)
-        box = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 0.85}  # It may lie on lines.
-        style.legend(axes, title=f"and {more} more agents" if more > 0 else None, **box)
+        axes.margins(y=0.45)  # Room for the legend above or below the lines.
+        style.legend(axes, title=f"and {more} more agents" if more > 0 else None, loc="upper left")
     style.human_ticks(axes.xaxis, axes.yaxis)
 
 
