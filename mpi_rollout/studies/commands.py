@@ -60,7 +60,7 @@ def lengths_list(text: str) -> tuple[str, ...]:
 def add_scaling(commands: Commands) -> None:
     """Add `scaling strong`, `weak` and `gather`."""
     text = "measure how much faster more ranks are; starts mpirun by itself"
-    more = "For more ranks than you have: python benchmarks/model, in a checkout."
+    more = "For more ranks than you have: python benchmarks/model, in a clone."
     scaling = commands.add_parser("scaling", help=text, epilog=more)
     kinds = scaling.add_subparsers(required=True, metavar="strong|weak|gather")
     _add_kind(kinds, "strong", "--num-envs", "over all ranks, the same on any number of ranks")
