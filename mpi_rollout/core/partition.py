@@ -204,16 +204,12 @@ class EnvRanks:
         if num_ranks % self.ranks_per_env or not num_ranks:
             got = f"{counted(num_ranks, 'rank')}" + " besides the root, which steps no envs" * self._num_apart
             needs = f" must divide the number of ranks that step envs, got {got}; start the program with "
-            raise UsageError(Option("ranks_per_env", self.ranks_per_env), f"{needs}mpirun -n {self._fitting_number}")
+            fitting = self._num_apart + max(1, num_ranks // self.ranks_per_env) * self.ranks_per_env
+            raise UsageError(Option("ranks_per_env", self.ranks_per_env), f"{needs}mpirun -n {fitting}")
 
     @property
     def _num_apart(self) -> int:
         return int(self.root_envs == 0)
-
-    @property
-    def _fitting_number(self) -> int:
-        num_groups = max(1, (len(self.nodes) - self._num_apart) // self.ranks_per_env)
-        return self._num_apart + num_groups * self.ranks_per_env
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:

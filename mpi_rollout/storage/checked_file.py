@@ -94,9 +94,10 @@ class CheckedFile:
         self.root = attributes_of(file)
         check_format(self.root, path)
         check_attributes(self.root)
-        self.config, version = read_config(self.root["config"], path), count(self.root, "format_version")
-        expected = expected_rows(self.root, self.config, version, "chunks" in file or version >= LISTED_SINCE)
-        columns = expected_leaves(self.root, version) if is_manifest(self.root) else ()
+        self.config = read_config(self.root["config"], path)
+        has_list = "chunks" in file or count(self.root, "format_version") >= LISTED_SINCE
+        expected = expected_rows(self.root, self.config, has_list)
+        columns = expected_leaves(self.root) if is_manifest(self.root) else ()
         self.datasets = checked_objects(file, tell, expected, {f"trajectories/{name}" for name in columns})
         check_datasets(self.datasets, expected, self.config.compression)
         tell("its root group")
