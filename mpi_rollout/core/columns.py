@@ -76,7 +76,7 @@ def outcomes_of(agents: Sequence[str]) -> dict[str, Leaf]:
 
 
 def stored_leaves(
-    described: Mapping[str, Sequence[Leaf]], is_recording: bool, agents: Sequence[str] = ()
+    described: Mapping[str, Sequence[Leaf]], is_recording: bool, agents: Sequence[str]
 ) -> dict[str, dict[str, Leaf]]:
     """Return the arrays of each column that a file has: by the column's name, then by their own.
 

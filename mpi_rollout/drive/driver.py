@@ -71,9 +71,7 @@ class Driver:
 
     def block(self, num_rows: int) -> Block:
         """Make a block for all envs."""
-        spaces, contents = (self.observation_space, self.action_space), self.exchanges.contents
-        sizes = self.num_envs, self.exchanges.num_slots, num_rows
-        return Block(*spaces, *sizes, contents.counts_only, contents.extras, infos=contents.kept_infos)
+        return Block(self.exchanges.contents, self.num_envs, self.exchanges.num_slots, num_rows)
 
     def unpackers(self, block: Block) -> dict[Lane, SlotUnpacker]:
         """Return the places in a block's rows into which the slots of each lane are laid."""

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.core.layout import Columns, SlotLayout
+from mpi_rollout.core.layout import Columns, Contents, SlotLayout
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import Tree, leaves, tree_of
 from mpi_rollout.envs import faults, inputs
@@ -73,7 +73,8 @@ class LoopVectorEnv(SingleEnvs):
         self.infos = InfoGatherer(infos, first_env_index, self._add_info)
         is_same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         self._leaves, self._casting = leaves(self.single_observation_space), Casting(on_fault.strict_dtypes)
-        layout = SlotLayout(self.single_observation_space, self.num_envs, has_final_observations=is_same_step)
+        contents = Contents(self.single_observation_space, self.single_action_space, is_same_step)
+        layout = SlotLayout(contents, self.num_envs)
         self.columns = layout.columns(np.zeros(layout.nbytes, np.uint8), self.num_envs)
         self.write_to([self.columns])
         # What the next step calls: a step, or a reset.  OrderEnforcing is in charge until the first one.

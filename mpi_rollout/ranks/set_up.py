@@ -13,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.layout import Contents
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import Leaf, describe, describe_leaves
@@ -28,7 +29,6 @@ from mpi_rollout.exchange import world
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
-from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.waiting import way_to_wait
 from mpi_rollout.options import SharedOptions
 from mpi_rollout.policies.model import Model
