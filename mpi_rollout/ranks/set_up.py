@@ -22,8 +22,8 @@ from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import first_types
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
-from mpi_rollout.envs.specs import can_be_pickled, describe_spec
 from mpi_rollout.envs.time_limits import innermost
+from mpi_rollout.envs.wrapping import describe_spec
 from mpi_rollout.errors import Option, SameEnvError, UsageError
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.exchange import Exchange
@@ -140,6 +140,14 @@ class EnvFacts:
             ) from error
         metadata = {name: value for name, value in self.metadata.items() if can_be_pickled(value)}
         return replace(self, spec=self.spec if can_be_pickled(self.spec) else None, metadata=metadata)
+
+
+def can_be_pickled(value: object) -> bool:
+    """Tell whether a value can be sent to other ranks."""
+    try:
+        return bool(pickle.dumps(value))
+    except Exception:
+        return False
 
 
 @dataclass(frozen=True)
