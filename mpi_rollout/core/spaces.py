@@ -259,15 +259,14 @@ def first_of(wrong: np.ndarray) -> list[int]:
 
 def wrong_values_text(datasets: Sequence[WrongValues]) -> str:
     """Return a text about wrong values of a file, which `storage.values` has counted for each dataset and kind."""
-    return ", ".join(map(_wrong_values_text, datasets))
-
-
-def _wrong_values_text(wrong: WrongValues) -> str:
-    group, _, leaf = wrong["dataset"].partition("/")
-    noun, whose = (group.removesuffix("s"), "its") if wrong["count"] == 1 else (group, "their")
-    name = f"{wrong['count']:,} {noun}" + (f" {leaf!r}" if leaf else "")
-    what = f"outside of {whose} space" if wrong["kind"] == "out_of_bounds" else "not finite"
-    return f"{name} {what} (first: env {wrong['env_index']}, step {wrong['step']:,})"
+    texts = []
+    for wrong in datasets:
+        group, _, leaf = wrong["dataset"].partition("/")
+        noun, whose = (group.removesuffix("s"), "its") if wrong["count"] == 1 else (group, "their")
+        name = f"{wrong['count']:,} {noun}" + (f" {leaf!r}" if leaf else "")
+        what = f"outside of {whose} space" if wrong["kind"] == "out_of_bounds" else "not finite"
+        texts.append(f"{name} {what} (first: env {wrong['env_index']}, step {wrong['step']:,})")
+    return ", ".join(texts)
 
 
 def mask_sizes(space: Space) -> list[int]:

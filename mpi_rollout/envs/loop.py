@@ -196,7 +196,6 @@ class LoopVectorEnv(SingleEnvs):
         self, indices: Sequence[int], seeds: Sequence[int | None], options: Sequence[inputs.OptionsOfOne]
     ) -> Reset:
         """Reset some envs; the rows of the others stay as they are."""
-        observations: list[object] = []
         infos: Info = {}
         for index in indices:
             single = self._singles[index]
@@ -205,13 +204,12 @@ class LoopVectorEnv(SingleEnvs):
                 self.masks.begin(index, info)
             if not self.failing or index not in self.failing:
                 self._calls[index] = single.step
-            observations.append(observation)
+            self._rows.write_one(index, observation, self.row)
             self.infos.add(infos, self.infos.wanted([info]), index)
         for column in self.columns.outcomes:
             column[indices] = 0
         write_alive(self.agents, self.columns)
         self.ended = sorted(set(self.ended).difference(indices))
-        self._rows.write_some(indices, observations, self.row)
         return self.columns.observations, infos
 
     def hold(self, index: int, is_truncated: bool = False) -> None:

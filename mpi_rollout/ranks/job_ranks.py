@@ -138,11 +138,7 @@ def join(
     for group in ranks.scattered if comm.rank == ROOT else ():
         names = ", ".join(dict.fromkeys(ranks.nodes[rank] for rank in group))
         say(f"mpi_rollout: ranks {', '.join(map(str, group))} make envs together, but are on several nodes: {names}\n")
-    return _split(options.wait, comm, ranks)
-
-
-def _split(wait: str, comm: "MPI.Intracomm", ranks: EnvRanks) -> JobRanks:
-    way = way_to_wait(comm) if wait == "auto" else wait
+    way = way_to_wait(comm) if options.wait == "auto" else options.wait
     own = ranks.group_of(comm.rank)
     of_env = split(comm, own[0] if own else None)
     of_first_ranks = split(comm, 0 if comm.rank in ranks.first_ranks else None)
