@@ -156,10 +156,7 @@ class Block:
     of these.  `step_s` and `num_ended` (num_rows, num_slots) are the seconds of the slots' steps, and the ends of their
     episodes.
 
-    Parameters
-    ----------
-    is_recording
-        It has columns for the last observations and infos of episodes, too, in the rows of their last steps.
+    A recording has columns for the last observations and infos of episodes, too, in the rows of their last steps.
     """
 
     def __init__(

@@ -40,10 +40,7 @@ class Partition:
     `root_envs` are those of rank 0, which may have none.  `first_env` is the index of the first env, where these envs
     are some of all envs.
 
-    Raises
-    ------
-    UsageError
-        A rank that should step envs would get none.
+    UsageError if a rank that should step envs would get none.
     """
 
     num_envs: int
@@ -118,10 +115,7 @@ class Division:
     step one group while the root is busy with another.  With `first_ready` each rank that steps envs is a group.
     `root_envs` are those of rank 0 in all groups.
 
-    Raises
-    ------
-    UsageError
-        A rank that should step envs would get none.
+    UsageError if a rank that should step envs would get none.
     """
 
     num_envs: int
@@ -189,10 +183,7 @@ class EnvRanks:
     `nodes` has the node of each rank.  A root that steps no envs, with `root_envs` 0, is by itself.  The first rank of
     each group, and such a root, are the first ranks: the job is divided among them as if it had no other ranks.
 
-    Raises
-    ------
-    UsageError
-        Some ranks would be left.
+    UsageError if some ranks would be left.
     """
 
     nodes: tuple[str, ...]

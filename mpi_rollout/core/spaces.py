@@ -186,15 +186,8 @@ def rounding(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> np.ndarray:
 class Bounds:
     """Tells which values of a leaf are wrong: "not_finite" (NaN and infinity), or else "out_of_bounds".
 
-    Parameters
-    ----------
-    low, high
-        Both inclusive, with the leaf's dtype, and with its shape or one number for all components.
-
-    Attributes
-    ----------
-    kinds
-        How values of this dtype can be wrong: in no way for an image of bytes from 0 to 255.
+    `low` and `high` are inclusive, of the leaf's dtype, and of its shape or one number for all components.  `kinds` are
+    the ways in which values of this dtype can be wrong: none for an image of bytes from 0 to 255.
     """
 
     def __init__(self, dtype: np.dtype, low: np.ndarray, high: np.ndarray) -> None:

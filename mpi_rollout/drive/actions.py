@@ -62,12 +62,8 @@ class PolicyOnRanks:
     is the mode of an `ActionReader`, `version` says how many times the policy got new parameters, and `takes` what it
     takes besides observations.
 
-    Raises
-    ------
-    UsageError
-        The ranks have made policies with parameters of other names, dtypes or shapes.
-    RankError
-        A rank cannot load it.
+    UsageError if ranks have made policies with parameters of other names, dtypes or shapes; RankError if a rank cannot
+    load it.
     """
 
     def __init__(
@@ -100,10 +96,7 @@ class PolicyOnRanks:
     def set_parameters(self, parameters: Mapping[str, object] | Sequence[object]) -> None:
         """Send parameters to all ranks; to each with its next order where ranks are served as they get ready.
 
-        Raises
-        ------
-        UsageError
-            They are not those of the policy; nothing was sent.
+        UsageError if they are not those of the policy; nothing was sent then.
         """
         if self._layout is None:
             raise UsageError(
@@ -179,10 +172,7 @@ class ModelActions:
 class PolicyActions:
     """A callable on the root.  It gives actions of one step, or a plan: those of several steps.
 
-    Parameters
-    ----------
-    most
-        The longest fragment: more than one step needs plans.
+    `most` is the longest fragment: more than one step needs plans.
     """
 
     def __init__(self, driver: Driver, policy: Policy, most: int = 1):

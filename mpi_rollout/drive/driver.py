@@ -112,10 +112,7 @@ class Driver:
     def await_some(self, least: int = 1) -> list[Lane]:
         """Wait for the slots of some lanes: the oldest, or with first ready `least` at least; return these lanes.
 
-        Raises
-        ------
-        RankError
-            An env failed on some rank.
+        RankError if an env failed on some rank.
         """
         lanes = self._arrivals(least) if self.serves_first_ready else [self._take_part(next(iter(self.under_way)))]
         is_marked = False
@@ -273,10 +270,7 @@ class Driver:
 def packed(value: object) -> bytes:
     """Pickle what is for all ranks, before an order is posted, after which they would wait for it.
 
-    Raises
-    ------
-    TypeError
-        It cannot be pickled.
+    TypeError if it cannot be pickled.
     """
     try:
         return pickle.dumps(value)

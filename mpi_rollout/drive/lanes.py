@@ -87,10 +87,7 @@ def parts_of(lanes: Sequence[Lane]) -> list[tuple[Lane, slice]]:
 def infos_of(lanes: Sequence[Lane], num_steps: int = 1) -> list[Info]:
     """Take the infos that came with the last slots of some lanes: for each step one dict of all envs.
 
-    Raises
-    ------
-    DataError
-        What envs say does not fit into one dict, or cannot be read here.
+    DataError if what envs say does not fit into one dict, or cannot be read here.
     """
     taken = [lane.exchange.infos.take() for lane in lanes]
     columns = lanes[0].exchange.layout.infos

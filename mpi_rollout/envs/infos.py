@@ -47,10 +47,7 @@ class InfoGatherer:
     def add(self, gathered: Info, infos: Sequence[Info], start: int = 0) -> Info:
         """Add the infos of the envs from `start` on to those of the envs before.
 
-        Raises
-        ------
-        DataError
-            An info cannot stand beside those of the envs before it.
+        DataError if an info cannot stand beside those of the envs before it.
         """
         if not any(infos):
             return gathered

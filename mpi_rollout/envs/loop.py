@@ -241,10 +241,7 @@ class LoopVectorEnv(SingleEnvs):
     def _outcome_of_failed(self, index: int, error: BaseException) -> Outcome:
         """Restart an env that has failed in a step; return the outcome that it gets instead.
 
-        Raises
-        ------
-        EnvError, DataError
-            It has failed too often.
+        EnvError or DataError if it has failed too often.
         """
         if self.failing is not None:
             self._leave_out(index, error, self.failing)

@@ -39,12 +39,10 @@ class SingleEnv:
 
     def __init__(self, env: gymnasium.Env, env_index: int, seeds: Iterator[int | None] | None, is_named: bool):
         self.env_index, self.seeds, self._is_named = env_index, seeds, is_named
-        self.num_episodes, self.seed = 0, None  # Begun, and the seed of the last one.
-        self.num_restarts, self._frame = 0, None
+        self.num_episodes, self.num_restarts = 0, 0  # Those that have begun.
+        self.seed: int | None = None  # Of the last episode.
+        self._frame: object = None
         self.take(env)
-
-    seed: int | None
-    _frame: object
 
     def take(self, env: gymnasium.Env) -> None:
         """Step this env from now on, below the wrappers of `gymnasium.make`."""
@@ -152,10 +150,7 @@ class SingleEnvs(CalledByName):
     def _restart(self, index: int, error: BaseException) -> None:
         """Put a new env in the place of one that has failed, and note the fault.
 
-        Raises
-        ------
-        EnvError, DataError
-            The env has failed too often, or cannot be made.
+        EnvError or DataError if the env has failed too often, or cannot be made.
         """
         end_if_forked(error)
         fault, single = described(error, self._describe(index)), self._singles[index]

@@ -204,10 +204,7 @@ class Exchange:
 class SlotInfos:
     """The infos of one exchange, on the rank that sends them and on the root.
 
-    Attributes
-    ----------
-    has_message
-        On the root, for each slot, not 0 if a message follows it.
+    On the root, `has_message` is not 0 for each slot that a message follows.
     """
 
     def __init__(self, comm: "MPI.Intracomm", partition: Partition, first_rank: int):
@@ -275,10 +272,7 @@ class SlotInfos:
 def pack_infos(infos: InfoDict) -> bytes:
     """Pickle the infos of a rank's envs.
 
-    Raises
-    ------
-    DataError
-        Something in them cannot be pickled.
+    DataError if something in them cannot be pickled.
     """
     try:
         return pickle.dumps(infos, pickle.HIGHEST_PROTOCOL)

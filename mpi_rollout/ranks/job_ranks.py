@@ -121,10 +121,7 @@ def join(
 
     `marks` must be the same on all ranks, see `agree`.  Where each env is made on one rank, nothing is sent.
 
-    Raises
-    ------
-    RolloutError
-        On all ranks alike, if so many ranks cannot be divided.
+    RolloutError on all ranks alike if so many ranks cannot be divided.
     """
     if options.ranks_per_env == 1:
         return JobRanks(comm, comm, tuple(range(comm.size)), None, options.wait)

@@ -126,10 +126,7 @@ class EnvFacts:
     def portable(self) -> "EnvFacts":
         """Return the facts without what cannot be pickled: spec and metadata can hold any callable.
 
-        Raises
-        ------
-        UsageError
-            A space cannot be pickled.
+        UsageError if a space cannot be pickled.
         """
         try:
             pickle.dumps((self.observation_space, self.action_space))

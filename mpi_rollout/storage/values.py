@@ -59,10 +59,7 @@ def _not_storable(name: str, what: str, way_out: str) -> UsageError:
 class ValueCheck:
     """Counts the wrong values of one dataset below /trajectories; messages call one of its values `noun`.
 
-    Attributes
-    ----------
-    counts
-        By kind, see `Bounds`: how many rows of an env have such values, and step and env of the first of these rows.
+    `counts` says by kind, see `Bounds`, how many rows of an env have such values, and step and env of the first one.
     """
 
     def __init__(self, name: str, noun: str, bounds: Bounds, first_env: int = 0):

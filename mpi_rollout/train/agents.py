@@ -22,15 +22,7 @@ FORMS = "dict", "axis"
 class AgentsForm:
     """How observations, actions, results and ends of several agents are laid out; "dict" or "axis".
 
-    Parameters
-    ----------
-    observation_space, action_space
-        Of one env, by agent.
-
-    Raises
-    ------
-    UsageError
-        There is an axis of agents only where these have equal spaces.
+    The spaces are those of one env, by agent.  UsageError for an axis of agents whose spaces are not equal.
     """
 
     def __init__(self, observation_space: AgentsSpace, action_space: AgentsSpace, form: str):
@@ -100,10 +92,8 @@ class AgentsForm:
     ) -> dict[str, Any]:
         """Return a fragment in this form; `alive` says which agents acted in each step.
 
-        Parameters
-        ----------
-        before, last
-            What was shown before each step, and after the last one: at their ends which agents were alive.
+        `before` and `last` are what was shown before each step, and after the last one: at their ends which agents were
+        alive.
         """
         before, last = before[-len(self.names) :], last[-len(self.names) :]
         ended = results[1] | results[2]
