@@ -203,12 +203,8 @@ def split_by_rank(array: np.ndarray, partition: Partition) -> list[np.ndarray]:
 class SlotUnpacker:
     """A block seen as the slots are, so that the slots of all ranks and envs take a few strided copies.
 
-    Parameters
-    ----------
-    slots
-        Those of all ranks of `partition`, of shape (num_ranks, num_rows, layout.nbytes).
-    slot_columns
-        Which of all slots these are, in `block.headers`.
+    `slots` are those of all ranks of `partition`, of shape (num_ranks, num_rows, layout.nbytes), `slot_columns` their
+    places in `block.headers`.
     """
 
     def __init__(

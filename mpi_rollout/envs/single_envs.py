@@ -87,15 +87,7 @@ class SingleEnv:
 
 
 class SingleEnvs(CalledByName):
-    """Envs that are all alike, and all of a `VectorEnv` but its steps and resets; parameters are those of the loop.
-
-    Attributes
-    ----------
-    agents
-        The envs below all wrappers, if they have agents.
-    faults
-        The restarts; whoever takes them in clears the list.
-    """
+    """Envs that are all alike, and all of a `VectorEnv` but its steps and resets; parameters are those of the loop."""
 
     def __init__(
         self,
@@ -110,7 +102,7 @@ class SingleEnvs(CalledByName):
         self._outcomes: list[Outcome] | None = None  # The outcomes of the step under way that have come.
         envs = list(make_with_room(env_fns))
         self._take_spaces(envs)
-        self.agents = agents_envs(self.single_observation_space, envs)
+        self.agents = agents_envs(self.single_observation_space, envs)  # Below all wrappers.
         is_named = on_fault.timeout_s is not None
         self._singles = [
             SingleEnv(env, env_index, own_seeds, is_named)
@@ -119,7 +111,7 @@ class SingleEnvs(CalledByName):
             )
         ]
         self._time = TimeLimits([single.limits for single in self._singles])
-        self.faults: list[Restart] = []
+        self.faults: list[Restart] = []  # Whoever takes them in clears the list.
 
     @property
     def envs(self) -> list[gymnasium.Env]:

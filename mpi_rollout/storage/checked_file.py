@@ -130,10 +130,6 @@ class CheckedFile:
         is_begun = self.num_steps > 0 or self.is_sealed
         return self.num_steps + (has_last_row(name) and is_begun)
 
-    def has(self, name: str) -> bool:
-        """Tell whether there is a column."""
-        return f"trajectories/{name}" in self.datasets
-
     def trajectories(self) -> dict[str, h5py.Dataset]:
         """Return the columns by their names."""
         columns = self.datasets.items()

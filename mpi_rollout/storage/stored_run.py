@@ -88,7 +88,9 @@ class StoredRun:
         self.num_steps = num_steps
         for part in self.parts:
             part.file.limit_to(self.num_steps)
-        faults, episodes = (self._merged(name) for name in ("faults", "episodes"))
+        faults, episodes = (
+            self._merged(getattr(part.file, name) for part in self.parts) for name in ("faults", "episodes")
+        )
         self.faults = faults[np.lexsort((faults["env_index"], faults["step"]))]
         is_cut, ends = ~(episodes["terminated"] | episodes["truncated"]), episodes["start"] + episodes["length"]
         self.episodes = episodes[np.lexsort((episodes["env_index"], ends, is_cut))]
@@ -100,14 +102,13 @@ class StoredRun:
         self.chunks = {name: max(shapes[name] for shapes in chunks) for name in self.leaves}
         self._first_envs = np.array([part.envs.start for part in parts])
 
-    def _merged(self, table: str) -> np.ndarray:
-        """Put the rows of a table of all files together, with the envs of the run."""
-        parts = []
-        for file, envs in self.parts:
-            rows = getattr(file, table).copy()
-            rows["env_index"] += envs.start
-            parts.append(rows)
-        return np.concatenate(parts)
+    def _merged(self, tables: Iterable[np.ndarray]) -> np.ndarray:
+        """Put the rows of a table of each file together, with the envs of the run."""
+        merged = []
+        for rows, part in zip(tables, self.parts, strict=True):
+            merged.append(rows.copy())
+            merged[-1]["env_index"] += part.envs.start
+        return np.concatenate(merged)
 
     def check_has_steps(self) -> None:
         """Raise DataError if its run did not store trajectories."""
@@ -178,14 +179,7 @@ class StoredRun:
 
     def unfinished(self) -> np.ndarray:
         """Return the rows of the episodes that the end of the data cuts: neither terminated nor truncated."""
-        tables = []
-        for file, envs in self.parts:
-            rows = file.unfinished().copy()
-            rows["env_index"] += envs.start
-            tables.append(rows)
-            if len(self.parts) > 1:
-                file.close()
-        return np.concatenate(tables)
+        return self._merged(self.use(number).unfinished() for number in range(len(self.parts)))
 
 
 class StoredParts(StoredRun):
