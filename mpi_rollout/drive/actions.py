@@ -8,6 +8,7 @@ Actions that come back with the slots are stored from there.  Others go into the
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from mpi_rollout.core.columns import with_masks
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.policy_kinds import MADE
-from mpi_rollout.core.spaces import Space, Tree, rows_of, tree_of
+from mpi_rollout.core.spaces import Space, Tree, map_tree, tree_of
 from mpi_rollout.drive.blocks import Blocks
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
@@ -224,7 +225,7 @@ class PolicyActions:
         """Take up the plan within which a run was stopped, with the observations that it was made from."""
         assert self.recall is not None, "a run that begins asks first in step 0"
         lane, first = span.lane, span.step - span.step % self._length
-        actions = _asked(self._policy, rows_of(self.recall(first), lane.envs))
+        actions = _asked(self._policy, map_tree(itemgetter(lane.envs), self.recall(first)))
         plan = self._driver.read.plan(actions, lane.env_indices)
         if plan is None:
             raise ActionError(f"the policy gave the actions of one step, after a plan of {self._length} steps")

@@ -103,21 +103,13 @@ class ValueChecks:
         described = described_leaves(spaces.get("observation"))
         first_env = int(json.loads(str(attributes["config"])).get("first_env", 0))
         infos = [leaf for leaf, *_ in described_leaves(spaces["info"])] if "info" in spaces else []
-        reward = RESULTS[0]
-        checks = [
-            ValueCheck(f"observations/{leaf.path}".rstrip("/"), noun(leaf), Bounds(leaf.dtype, *ends), first_env)
-            for leaf, *ends in described
-        ]
-        infinite = np.array(-np.inf), np.array(np.inf)
-        rewards = [
-            name for name, leaf in outcomes_of(described_agents(spaces.get("observation"))).items() if leaf is reward
-        ]
-        checks += [ValueCheck(name, noun(reward), Bounds(reward.dtype, *infinite), first_env) for name in rewards]
-        checks += [
-            ValueCheck(f"infos/{leaf.path}", f"info {leaf.path!r}", Bounds(leaf.dtype, *infinite), first_env)
-            for leaf in infos
-            if leaf.dtype.kind == "f"
-        ]
+        outcomes = outcomes_of(described_agents(spaces.get("observation")))
+        infinite = [np.array(-np.inf), np.array(np.inf)]
+        looked_at = [(f"observations/{leaf.path}".rstrip("/"), noun(leaf), leaf, ends) for leaf, *ends in described]
+        looked_at += [(name, noun(leaf), leaf, infinite) for name, leaf in outcomes.items() if leaf is RESULTS[0]]
+        floats = [leaf for leaf in infos if leaf.dtype.kind == "f"]
+        looked_at += [(f"infos/{leaf.path}", f"info {leaf.path!r}", leaf, infinite) for leaf in floats]
+        checks = [ValueCheck(name, word, Bounds(leaf.dtype, *ends), first_env) for name, word, leaf, ends in looked_at]
         self._never_said = {f"infos/{mask_name(leaf.path)}": leaf.path for leaf in infos}
         self.of = {check.name: check for check in checks if check.counts}
         self._warnings: list[Parts] = []  # Once for each leaf and kind, until they are said.
