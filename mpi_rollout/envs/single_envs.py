@@ -47,7 +47,7 @@ class SingleEnv:
     def take(self, env: gymnasium.Env) -> None:
         """Step this env from now on, below the wrappers of `gymnasium.make`."""
         self.env = env
-        inner, self.limits = step_over_wrappers(env)
+        inner, self.limit = step_over_wrappers(env)
         self.step, self._reset = self._named(inner.step), self._named(inner.reset)
         self._is_wrapped = inner is not env
 
@@ -110,7 +110,7 @@ class SingleEnvs(CalledByName):
                 zip(envs, [None] * len(envs) if seeds is None else seeds, strict=True), first_env_index
             )
         ]
-        self._time = TimeLimits([single.limits for single in self._singles])
+        self._time = TimeLimits([single.limit for single in self._singles])
         self.faults: list[Restart] = []  # Whoever takes them in clears the list.
 
     @property
@@ -179,7 +179,7 @@ class SingleEnvs(CalledByName):
         before, self.agents = self.agents, agents_envs(self.single_observation_space, self.envs)
         if self.agents:  # Whoever was alive is truncated.
             self.agents[index].leave_out(before[index].flags_of_alive())
-        self._time.replace(index, single.limits)
+        self._time.replace(index, single.limit)
 
     @contextmanager
     def _calling(self, index: int, patience: float = 1.0) -> Iterator[None]:
