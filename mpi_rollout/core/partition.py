@@ -64,7 +64,6 @@ class Partition:
 
     @property
     def envs(self) -> range:
-        """Return the indices of all these envs."""
         return range(self.first_env, self.first_env + self.num_envs)
 
     @property
@@ -86,7 +85,6 @@ class Partition:
         return root, *_even_ranges(1, self.num_ranks - 1, range(root.envs.stop, self.envs.stop))
 
     def envs_of(self, rank: int) -> range:
-        """Return the env indices of one rank."""
         for ranks in self.ranges:
             if ranks.first_rank <= rank < ranks.first_rank + ranks.num_ranks:
                 start = ranks.first_env + (rank - ranks.first_rank) * ranks.envs_per_rank
@@ -159,7 +157,6 @@ class Division:
 
     @cached_property
     def stepping_ranks(self) -> tuple[int, ...]:
-        """Return the ranks that own envs."""
         return tuple(range(self.num_ranks - self.whole.num_workers, self.num_ranks))
 
     def envs_of(self, rank: int) -> tuple[range, ...]:

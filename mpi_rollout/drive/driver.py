@@ -53,7 +53,6 @@ class Driver:
         return self.worker.stop_signal or self._signal_of_others
 
     def block(self, num_rows: int) -> Block:
-        """Make a block for all envs."""
         return Block(self.exchanges.contents, self.num_envs, self.exchanges.num_slots, num_rows)
 
     def unpackers(self, block: Block) -> dict[Lane, SlotUnpacker]:

@@ -71,7 +71,6 @@ class ObservationRows:
         self._write(observations, self._rows[row], self._first_env_index)
 
     def write_one(self, place: int, observation: Tree, row: int) -> None:
-        """Write the observation of one env alone."""
         lengths = [leaf.shape[0] if leaf.shape else 1 for leaf in self._leaves]
         pairs = zip(self._rows[row], lengths, strict=True)
         targets = [target[place * length : (place + 1) * length] for target, length in pairs]

@@ -159,13 +159,7 @@ class SingleEnvs(CalledByName):
     def replace(self, index: int) -> None:
         """Put a new env in the place of one; EnvError if it cannot be made."""
         single = self._singles[index]
-        try:
-            with self._calling(index):
-                single.env.close()
-        except SignalInterrupt:
-            raise
-        except BaseException:  # What is wrong with it is known.
-            pass
+        self._close(index)  # What is wrong with it is known.
         try:
             with self._calling(index, patience=MAKE_PATIENCE):
                 env = self._env_fns[index]()
@@ -217,7 +211,6 @@ class SingleEnvs(CalledByName):
         single.seeds, single.num_episodes = seeds, num_before
 
     def render(self) -> Values:
-        """Return the envs' frames."""
         with self._time.in_wrappers():
             return tuple(single.render() for single in self._singles)
 
@@ -239,16 +232,21 @@ class SingleEnvs(CalledByName):
 
         After an env that takes too long, the others are left: as a rule they are alike, and each would take as long.
         """
-        problems = []
-        for index, single in enumerate(self._singles):
-            try:
-                with self._calling(index):
-                    single.env.close()
-            except SignalInterrupt:
-                raise
-            except BaseException as error:
-                problems.append(error)
-                if isinstance(error, EnvTimeout):
-                    break
+        problems: list[BaseException] = []
+        for index in range(self.num_envs):
+            problems += self._close(index)
+            if problems and isinstance(problems[-1], EnvTimeout):
+                break
         if problems:
             raise problems[0]
+
+    def _close(self, index: int) -> list[BaseException]:
+        """Close one env; return what it raised, if it did."""
+        try:
+            with self._calling(index):
+                self._singles[index].env.close()
+        except SignalInterrupt:
+            raise
+        except BaseException as error:
+            return [error]
+        return []

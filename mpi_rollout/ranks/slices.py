@@ -252,7 +252,6 @@ class Slice(ABC):
         self._set(list(here), name, list(here.values()))
 
     def render(self) -> dict[int, object]:
-        """Return the frames of the envs, by env index."""
         return dict(zip(self.env_indices, self.envs.render() or (), strict=True))
 
     def _fill(self, outputs: Reset | Step, row: int = 0, names: tuple[str, ...] = OF_RESET) -> None:

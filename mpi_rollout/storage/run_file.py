@@ -221,7 +221,6 @@ class RunFile:
         return self.path
 
     def discard(self) -> None:
-        """Close and remove the file."""
         self._datasets.close()
         os.unlink(self.part)
 

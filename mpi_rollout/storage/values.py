@@ -31,15 +31,15 @@ Parts: TypeAlias = tuple[Option | str, ...]  # The parts of a message.
 def check_storable(observation_space: Space, action_space: Space, way_out: str = "use --no-trajectories") -> None:
     """Refuse spaces that no file can hold: a key cannot be a name in HDF5, or a leaf has no numbers."""
     for name, space in (("observation", observation_space), ("action", action_space)):
-        for key in _keys(space):
-            if not isinstance(key, str) or "/" in key or not is_name(key):
-                raise _not_storable(name, f"has the key {key!r}, which cannot be a name in HDF5; rename it", way_out)
+        keys = [key for key in _keys(space) if not isinstance(key, str) or "/" in key or not is_name(key)]
+        problems = [f"has the key {key!r}, which cannot be a name in HDF5; rename it" for key in keys]
         for leaf in leaves(space):
             if 0 in leaf.shape:
                 place = f"its part {leaf.path!r}" if leaf.path else f"it is a {type(space).__name__}"
-                raise _not_storable(
-                    name, f"has no numbers to store, {place} of shape {leaf.shape}; leave it out", way_out
-                )
+                problems.append(f"has no numbers to store, {place} of shape {leaf.shape}; leave it out")
+        if problems:
+            wrapper = f"gymnasium.wrappers.Transform{name.capitalize()}"
+            raise UsageError(f"the {name} space {problems[0]} with {wrapper} around the env, or {way_out}")
 
 
 def _keys(space: Space) -> Iterator[object]:
@@ -49,11 +49,6 @@ def _keys(space: Space) -> Iterator[object]:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for child in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
             yield from _keys(child)
-
-
-def _not_storable(name: str, what: str, way_out: str) -> UsageError:
-    wrapper = f"gymnasium.wrappers.Transform{name.capitalize()}"
-    return UsageError(f"the {name} space {what} with {wrapper} around the env, or {way_out}")
 
 
 class ValueCheck:

@@ -133,7 +133,6 @@ class Writer:
         return self._ask(lambda: self._file.finish(ending))
 
     def discard(self) -> None:
-        """Close and remove the unfinished file."""
         self._ask(self._file.discard)
 
     def release(self) -> None:
