@@ -97,8 +97,8 @@ class CheckedFile:
         self.config = read_config(self.root["config"], path)
         has_list = "chunks" in file or count(self.root, "format_version") >= LISTED_SINCE
         expected = expected_rows(self.root, self.config, has_list)
-        columns = expected_leaves(self.root) if is_manifest(self.root) else ()
-        self.datasets = checked_objects(file, tell, expected, {f"trajectories/{name}" for name in columns})
+        self._virtual = expected_leaves(self.root) if is_manifest(self.root) else {}
+        self.datasets = checked_objects(file, tell, expected, {f"trajectories/{name}" for name in self._virtual})
         check_datasets(self.datasets, expected, self.config.compression)
         tell("its root group")
         self.is_complete = bool(text(self.root, "finished").strip())
@@ -201,8 +201,9 @@ class CheckedFile:
         return {name: {"shape": list(dataset.shape), "dtype": str(dataset.dtype)} for name, dataset in named}
 
     def wrong_values(self) -> list[dict[str, str | int]]:
-        """Return the wrong values that the columns' attributes record."""
-        named = self.trajectories().items()
+        """Return the wrong values that the attributes of columns record, in a manifest those of virtual ones."""
+        virtual = {name: self.file["trajectories"][name] for name in self._virtual if self.is_complete}
+        named = (self.trajectories() or virtual).items()
         return [wrong for name, dataset in named for wrong in wrong_in(name, attributes_of(dataset))]
 
     def counting_rows(self) -> dict[str, int]:

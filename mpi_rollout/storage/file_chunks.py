@@ -79,7 +79,7 @@ def listed_chunks(file: h5py.File, num_steps: int, is_sealed: bool, is_at_least:
 
 def _num_whole(file: h5py.File, chunks: np.ndarray, commits: np.ndarray) -> int:
     """Return the number of commits that are as they were written, before the first one that is not."""
-    digest, start = first_digest(attributes_of(file)), 0
+    digest, start = first_digest(file.attrs), 0
     for number, commit in enumerate(commits):
         stop = int(commit["num_chunks"])
         digest = next_digest(digest, int(commit["num_steps"]), chunks[start:stop])

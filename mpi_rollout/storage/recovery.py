@@ -53,7 +53,8 @@ class SetSource:
     def table(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Return a table of the manifest; before the set is complete the shards know the throughput."""
         if name == "throughput/intervals" and not self.is_complete:
-            return merged_intervals([file.intervals for file, _ in self._stored.parts if len(file.intervals)])
+            tables = [part.file.intervals for part in self._stored.parts]
+            return merged_intervals([intervals for intervals in tables if len(intervals)])
         return self._manifest.table(name, dtype)
 
     def faults(self) -> np.ndarray:

@@ -45,7 +45,8 @@ def _verify_set(tell: Tell, path: str) -> dict[str, object]:
         raise DataError(_few(problems))
     with closing(StoredRun(path)) as stored:
         if manifest.is_complete:
-            check_set(tell, path)
+            stored.take_tables()
+            check_set(tell, path, stored)
         starts = [envs.start for envs in manifest.ranges]
         wrong = zip(starts, [report["wrong_values"] for report in reports], strict=True)
         return {
