@@ -172,7 +172,17 @@ class RankEnvs:
 
 
 def divided(options: SharedOptions, num_envs: int, num_ranks: int) -> Division:
-    """Divide envs among ranks; UsageError if they are too many, or `recv` would wait for more ranks than step envs."""
+    """Divide envs among ranks, or groups of them; UsageError if there are too many, or `batch_size` is too large."""
+    try:
+        return _divided(options, num_envs, num_ranks)
+    except UsageError as error:
+        if options.ranks_per_env > 1:
+            words = "; each of these ranks is a group with "
+            error.args = (*error.args, words, Option("ranks_per_env", options.ranks_per_env))
+        raise
+
+
+def _divided(options: SharedOptions, num_envs: int, num_ranks: int) -> Division:
     check_num_envs(num_envs, num_ranks)
     batch_size = options.batch_size
     division = Division(num_envs, num_ranks, options.root_envs, options.num_groups, batch_size is not None)

@@ -29,7 +29,7 @@ def plot_study(path: str) -> list[str]:
     headline, *fine = _words(file, several)
     style.head(figure, headline, fine)
     style.frame(panels["speed-up"], "Speed-up", "ranks")
-    style.frame(panels["efficiency"], "Efficiency: speed-up over ranks", "ranks")
+    style.frame(panels["efficiency"], "Efficiency: share of the ideal speed-up", "ranks")
     if several[0].base is None:
         for name in ("speed-up", "efficiency"):
             style.say(panels[name], "no base case")

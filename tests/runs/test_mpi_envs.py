@@ -117,6 +117,11 @@ REFUSED = {
     "no communicator": (4, ("--env-factory", "mpi_envs:make_alone"), "make_alone must take the communicator"),
     "other spaces": (4, ("--env-factory", "mpi_envs:make_other_spaces"), "rank 1 has"),
     "ranks left": (3, (), "--ranks-per-env 2 must divide the number of ranks that step envs, got 3 ranks"),
+    "groups without an env": (
+        4,
+        ("--num-envs", "1"),
+        "got 1 env on 2 ranks; use more envs or fewer ranks; each of these ranks is a group with --ranks-per-env 2",
+    ),
     "native": (2, ("--vectorization-mode", "native"), "--ranks-per-env 2 is for single envs"),
 }
 

@@ -156,6 +156,26 @@ def test_a_signal_to_any_rank_stops_all_teams(job: Job, num_ranks: int, number: 
 
 @pytest.mark.mpi(2)
 @pytest.mark.full_start
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_leader_of_a_team_that_has_ended_stops_the_others(
+    job: Job, num_ranks: int, number: signal.Signals
+):
+    shard = job.folder / "run.h5.shards" / "envs-6-11.h5.part"
+    run = job.start(num_ranks, *LONG, *SHARDED, MPI_ROLLOUT_NODES="2", **PACE)
+    run.wait_until(shard.exists)
+    os.kill(slow := run.pid_of(0), signal.SIGSTOP)
+    run.wait_until(lambda: has_all_steps(shard))
+    os.kill(run.pid_of(1), number)
+    os.kill(slow, signal.SIGCONT)
+    result = run.finish()
+    assert result.code == 75 and f"rank 1 ({HOST}): stopped by {number.name}; all shards have " in result.err
+    assert result.num_tracebacks == 0 and read_status(str(job.folder / "run.h5"))["state"] == "interrupted"
+    assert Job(job.folder)(num_ranks, *LONG, *SHARDED).code == 0
+    assert_same_bytes(datasets(job.folder / "run.h5"), datasets(job.collect(None, *LONG, out="whole.h5")))
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.full_start
 def test_damage_of_an_earlier_start_is_found_before_a_set_is_complete(job: Job, num_ranks: int):
     images = ("--env-factory", "stopping_envs:Image", "--num-steps", "700", *SHARDED)
     assert job(num_ranks, *MADE, *images, MPI_ROLLOUT_NODES="2", STOP_AT="raise:1800").code == 70
