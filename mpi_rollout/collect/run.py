@@ -16,7 +16,7 @@ from mpi_rollout.collect.scalars import check_log_dir
 from mpi_rollout.collect.team import RankTeam, find_team
 from mpi_rollout.collect.trace import Trace, check_trace
 from mpi_rollout.config import RolloutConfig, versions
-from mpi_rollout.core.layout import Block
+from mpi_rollout.core.layout import Contents
 from mpi_rollout.core.partition import EnvRanks
 from mpi_rollout.core.policy_kinds import FORMATS, MADE, kind_of_name
 from mpi_rollout.core.seeding import seed_global_generators
@@ -247,7 +247,8 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
             plan.make_model()
         elif source.kind in FORMATS:
             load_model(source, facts.observation_space, facts.action_space)
-        size = check_free_space(config, Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs))
+        contents = Contents(facts.observation_space, facts.action_space)
+        size = check_free_space(config, contents.row_nbytes(config.num_envs))
         envs.close()
     return (
         f"ready: {counted(config.num_envs, 'env')} on {counted(num_ranks, 'rank')}, --out {config.out}"
