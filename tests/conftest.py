@@ -51,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Heed the signals that a shell has its background jobs ignore: tests send them, and their jobs inherit that."""
     if config.getoption("quick"):
         os.environ[QUICK] = "1"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads wait for each other by spinning.
     config.option.loadscopereorder = False  # pytest-xdist would begin with the files that have most tests.
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.columns import RESULTS, noun
-from mpi_rollout.core.layout import Columns, SlotLayout
+from mpi_rollout.core.layout import Columns, Contents, SlotLayout
 from mpi_rollout.core.spaces import Leaf, Tree, agents_of, leaves, tree_of
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.inputs import Reset, Step, Values
@@ -57,7 +57,8 @@ class NativeSlice(Slice):
         if self._rollout is not None:
             self._columns = self._rollout_columns()
         if self._counts_only:
-            layout = SlotLayout(self.envs.single_observation_space, self.envs.num_envs)
+            contents = Contents(self.envs.single_observation_space, self.envs.single_action_space)
+            layout = SlotLayout(contents, self.envs.num_envs)
             self._unread = layout.columns(np.zeros(layout.nbytes, np.uint8), self.envs.num_envs)
 
     def use_policy(self, choose: Choose, view: PolicyView | None) -> None:

@@ -12,13 +12,13 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from single_rank import driver_of
 
+from mpi_rollout.core.layout import Contents
 from mpi_rollout.core.partition import Division
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import merge_infos
-from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.world import SingleRankComm
 from mpi_rollout.ranks.native_slices import NativeSlice
 from mpi_rollout.ranks.slices import Slice

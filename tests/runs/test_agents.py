@@ -49,7 +49,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
     return collected_in_ways(tmp_path_factory, RUNS, lambda *each: [()] * is_done(*each))
 
 
-@pytest.mark.mpi(1, 2, 5)
+@pytest.mark.mpi(2, 5)
 @pytest.mark.parametrize("name", QUICK)
 def test_rank_count_does_not_change_the_data(collected: Collected, num_ranks: int, name: str):
     assert_same_bytes(datasets(collected(num_ranks)[name][0]), datasets(collected(None)[name][0]))
