@@ -25,7 +25,7 @@ from mpi_rollout.collect.replay import (
     say_resumed,
 )
 from mpi_rollout.core.columns import RESULTS
-from mpi_rollout.core.layout import Block
+from mpi_rollout.core.layout import Block, Contents
 from mpi_rollout.core.seeding import Reproducibility, episode_seeds
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.drive import recall
@@ -280,7 +280,7 @@ STOPPED = Past(0, LAST_STEP, np.zeros(3, int), np.array([2, 6, 3]))
 
 @pytest.mark.parametrize("start", [4, 8])
 def test_a_block_is_filled_with_what_there_is_and_the_end_of_lost_episodes(start: int):
-    block = Block(SPACE, spaces.Discrete(5), 3, 1, 8)
+    block = Block(Contents(SPACE, spaces.Discrete(5)), 3, 1, 8)
     block.start = start
     load(block, STOPPED, {2: 5, 0: 7}, STORED)
     num_rows = LAST_STEP - start
@@ -291,7 +291,7 @@ def test_a_block_is_filled_with_what_there_is_and_the_end_of_lost_episodes(start
 
 
 def test_a_block_that_begins_at_the_last_observation_has_no_step():
-    block = Block(SPACE, spaces.Discrete(5), 3, 1, 8)
+    block = Block(Contents(SPACE, spaces.Discrete(5)), 3, 1, 8)
     block.start = LAST_STEP
     load(block, STOPPED, {2: 5}, STORED)
     assert block.observation_arrays[0][0].tolist() == [90, 91, 92] and not block.truncations.any()

@@ -15,7 +15,7 @@ from jobs import Job, Result, Start, assert_same_bytes, datasets, job_environmen
 from stopped_runs import committed
 from written_data import damage as damage_chunk
 
-from mpi_rollout.core.layout import Block
+from mpi_rollout.core.layout import Contents
 from mpi_rollout.storage.schema import chunk_shape, rows_per_block
 from mpi_rollout.storage.torn import is_marked
 from mpi_rollout.storage.verification import verify
@@ -77,7 +77,7 @@ def finish(job: Job, arguments: tuple[str, ...], num_ranks: int | None = None, *
 def rows_of_image(num_steps: int, num_envs: int) -> tuple[int, int]:
     """The rows of a block and of a chunk of observations of stopping_envs:Image."""
     space, actions = spaces.Box(0, 255, (40, 48, 3), np.uint8), spaces.Discrete(5, start=2)
-    num_rows = rows_per_block(Block.row_nbytes(space, actions, num_envs), num_steps)
+    num_rows = rows_per_block(Contents(space, actions).row_nbytes(num_envs), num_steps)
     return num_rows, chunk_shape(num_rows, (num_envs, *space.shape), space.dtype)[0]
 
 
