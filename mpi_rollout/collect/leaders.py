@@ -2,7 +2,7 @@
 
 The first leader is the root of the job.  A leader tells it at each look how far its team is, in as many bytes whatever
 the number of ranks and envs.  It is told once to begin, when there is a set for its shards, and once to end: because
-another team has failed, or when all are through.
+another team has failed, or when all are through; then it says goodbye, so that all messages are received.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from mpi_rollout.collect.report import RunFigures
 
 # Steps that are taken, those that are committed, env steps, env steps/s (NaN before they are known), the longest commit
-# in seconds; 1 at the end.
+# in seconds; what is told: figures, the team's end, a stop after that, or goodbye.
 NUM_FIGURES = 6
 RATE = 3
+GOES_ON, ENDED, STOPPED, GOODBYE = range(4)
 STATE_TAG, OUTCOME_TAG, BEGIN_TAG, STOP_TAG = range(32110, 32114)
 WAIT_S = 0.005  # Between two looks where there is nothing else to do.
 
@@ -44,7 +45,7 @@ class Outcome:
 class Leaders:
     """One leader's end of these messages; `comm` has the leaders of all teams, in the order of their envs.
 
-    `ranks` are those of this leader's team.
+    `ranks` are those of this leader's team, `stops` what stopped the first leader or another one after its team's end.
     """
 
     def __init__(self, comm: "MPI.Intracomm", ranks: Sequence[int] = (ROOT,)):
@@ -54,6 +55,7 @@ class Leaders:
         self.intervals: list[tuple[float, int, float]] = []  # Rows of /throughput/intervals, on the first leader.
         self._others = range(1, comm.size)
         self._outcomes: dict[int, Outcome] = {}
+        self.stops, self._num_gone = list[Outcome](), 0
         self._sending: MPI.Request | None = None
         self._signs = np.zeros((2, 1), np.int64)  # Room for the signs to begin and to end; their values say nothing.
         self._has_begun = self._is_told = False
@@ -95,7 +97,7 @@ class Leaders:
         """Tell whether another team has failed."""
         if self.is_first:
             self._hear()
-            return any(outcome.code for outcome in self._outcomes.values())
+            return bool(self.stops) or any(outcome.code for outcome in self._outcomes.values())
         self._is_told = self._is_told or bool(self._receiving[1].Test())
         return self._is_told
 
@@ -119,33 +121,46 @@ class Leaders:
         env_steps, rate = self._states[:, RATE - 1 : RATE + 1].sum(axis=0)
         return int(env_steps), float(rate)
 
-    def settle(self, outcome: Outcome, is_to_stop: Callable[[], bool]) -> list[Outcome] | None:
+    def settle(self, outcome: Outcome, look: Callable[[], Outcome | None]) -> list[Outcome] | None:
         """Wait until all teams have ended; return how, in their order, on the first leader, elsewhere None.
 
-        The others are told to end if one of them has failed, or this rank `is_to_stop`.
+        All are told to end if one of them has failed, or if `look` returns how somebody stops this leader meanwhile.
         """
         if not self.is_first:
-            if self._sending is not None:
-                self._sending.Wait()
-            self.tell(*[0.0] * (NUM_FIGURES - 1), 1.0)
-            self._comm.send(outcome, ROOT, OUTCOME_TAG)
+            self._tell(ENDED, outcome)
+            # Other teams may take hours more, and signals are heard between two looks only.
+            while not all(request.Test() for request in self._receiving):
+                if not self.stops and (stop := look()):
+                    self.stops.append(stop)
+                    self._tell(STOPPED, stop)
+                sleep(WAIT_S)
+            self._tell(GOODBYE)
             return None
         self._note_end(ROOT, outcome)
         while len(self._outcomes) < self._comm.size:
-            if is_to_stop() or any(each.code for each in self._outcomes.values()):
+            if not self.stops and (stop := look()):
+                self.stops.append(stop)
+            if self.is_to_end():
                 self._sign(BEGIN_TAG, STOP_TAG)
-            self._hear()
             sleep(WAIT_S)
         self._sign(BEGIN_TAG, STOP_TAG)
-        return [self._outcomes[rank] for rank in sorted(self._outcomes)]
+        outcomes = [self._outcomes[rank] for rank in sorted(self._outcomes)]
+        while self._num_gone < len(self._others):
+            self._hear()
+        return outcomes
+
+    def _tell(self, kind: int, outcome: Outcome | None = None) -> None:
+        """Tell the first leader something that it must hear."""
+        if self._sending is not None:
+            self._sending.Wait()
+        self.tell(*[0.0] * (NUM_FIGURES - 1), kind)
+        if outcome is not None:
+            self._comm.send(outcome, ROOT, OUTCOME_TAG)
 
     def agree_on(self, code: int) -> int:
         """Return the job's exit code, which the first leader gives, when all leaders may let their ranks out."""
-        if not self.is_first:
-            # Other teams may take hours more, and signals are heard between two looks only.
-            for request in filter(None, (*self._receiving, self._sending)):
-                while not request.Test():
-                    sleep(WAIT_S)
+        if self._sending is not None:
+            self._sending.Wait()
         return int(self._comm.bcast(code, ROOT))
 
     def free(self, comm: "MPI.Intracomm") -> None:
@@ -164,11 +179,16 @@ class Leaders:
         """Take in what others have told."""
         while indices := self._receiving[0].Testsome(self._receiving) if self._others else None:
             for index in indices:
-                rank = self._others[index]
-                if self._inbox[rank, -1]:
-                    self._note_end(rank, self._comm.recv(source=rank, tag=OUTCOME_TAG))
-                else:
+                rank, kind = self._others[index], self._inbox[self._others[index], -1]
+                if kind == GOES_ON:
                     self._states[rank] = self._inbox[rank]
+                elif kind == ENDED:
+                    self._note_end(rank, self._comm.recv(source=rank, tag=OUTCOME_TAG))
+                elif kind == STOPPED:
+                    self.stops.append(self._comm.recv(source=rank, tag=OUTCOME_TAG))
+                if kind == GOODBYE:
+                    self._num_gone += 1
+                else:
                     self._receiving[index] = self._comm.Irecv(self._inbox[rank], rank, STATE_TAG)
 
     def _note_end(self, rank: int, outcome: Outcome) -> None:

@@ -157,7 +157,7 @@ class Monitor:
         self._looked_at, self._seen_env_steps = now_s, env_steps
 
     def look_after_others(self, leaders: Leaders) -> None:
-        """Look at the other teams of the run, which go on when that of the first leader has ended.
+        """Look at the other teams of the run, which go on when this one has ended; the first leader does it for all.
 
         Raises
         ------
@@ -165,6 +165,8 @@ class Monitor:
             They are to stop.
         """
         self._check_signal()
+        if not leaders.is_first:
+            return
         self._check_time()
         if (now_s := perf_counter()) >= self._looked_at + LOOK_EVERY_S:
             if not self._began_at:  # This team had nothing to do.

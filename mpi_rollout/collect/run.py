@@ -16,7 +16,7 @@ from mpi_rollout.collect.scalars import check_log_dir
 from mpi_rollout.collect.team import RankTeam, find_team
 from mpi_rollout.collect.trace import Trace, check_trace
 from mpi_rollout.config import RolloutConfig, versions
-from mpi_rollout.core.layout import Block
+from mpi_rollout.core.layout import Contents
 from mpi_rollout.core.partition import EnvRanks
 from mpi_rollout.core.policy_kinds import FORMATS, MADE, kind_of_name
 from mpi_rollout.core.seeding import seed_global_generators
@@ -43,6 +43,7 @@ from mpi_rollout.ranks.set_up import (
     divided,
     make_rank_envs,
 )
+from mpi_rollout.storage.status import tell_abort
 from mpi_rollout.storage.values import check_storable
 from mpi_rollout.text import counted
 
@@ -76,7 +77,8 @@ def run(config: RolloutConfig) -> int:
 
 def _run(config: RolloutConfig) -> int:
     comm = agreement.come_together(config.start_timeout_s)
-    with job_end.all_or_none(comm):
+    note = partial(tell_abort, config.path, world.rank_and_host(comm.rank))
+    with job_end.noting_abort(note), job_end.all_or_none(comm):
         others_go_on = config.on_rank_loss == "shrink"
         with job_end.no_early_end(comm, others_go_on), HeardTwice(partial(job_end.interrupt, comm, is_hanging=True)):
             code, timer = _collect(config, comm, _hear_signals())
@@ -242,7 +244,8 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
             plan.make_model()
         elif source.kind in FORMATS:
             load_model(source, facts.observation_space, facts.action_space)
-        size = check_free_space(config, Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs))
+        contents = Contents(facts.observation_space, facts.action_space)
+        size = check_free_space(config, contents.row_nbytes(config.num_envs))
         envs.close()
     return (
         f"ready: {counted(config.num_envs, 'env')} on {counted(num_ranks, 'rank')}, --out {config.out}"

@@ -42,24 +42,20 @@ class TeamEnd(RunEnd):
 
     def _settle(self, outcome: Outcome) -> int:
         """Wait for all teams, and end the run as they have ended; return the exit code.  **Collective** of leaders."""
-        stops = list[Outcome]()
 
-        def is_to_stop() -> bool:
+        def look() -> Outcome | None:
             """Look after the other teams; a stop after this team's end is for them."""
             try:
                 self.monitor.look_after_others(self.leaders)
             except Interrupted as error:
-                words = error.shown(as_flag)
-                stops.append(Outcome(error.exit_code, outcome.num_safe, None, words, is_stopped=True))
-            return bool(stops)
+                return Outcome(error.exit_code, outcome.num_safe, None, error.shown(as_flag), is_stopped=True)
+            return None
 
-        outcomes, code = self.leaders.settle(outcome, lambda: bool(stops) or is_to_stop()), 0
+        outcomes, code = self.leaders.settle(outcome, look), 0
         if outcomes is not None:
             self.monitor.progress.close()
             failed = [each for each in outcomes if each.code]
-            if failed and not outcome.code:
-                failed = stops + failed
-            code = self._tell_all(outcomes, failed) if failed else self._complete_set(outcomes)
+            code = self._tell_all(outcomes, failed + self.leaders.stops) if failed else self._complete_set(outcomes)
         return self.leaders.agree_on(code)
 
     def _tell_all(self, outcomes: list[Outcome], failed: list[Outcome]) -> int:

@@ -13,7 +13,7 @@ from mpi_rollout.process.clock import PHASES
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.schema import LIMIT, RETURN_OF, agents_in, is_manifest, is_recording
 from mpi_rollout.storage.set_check import wrong_values_of
-from mpi_rollout.storage.shard_files import size_of
+from mpi_rollout.storage.shard_files import shard_path, size_of
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import Tell, count, number, parsed, steadily, text
 
@@ -58,9 +58,13 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
         }
         if shards:
             facts["shards"] = [
-                {"file": file.path, "num_envs": len(envs), "num_steps": file.num_committed, "nbytes": nbytes}
-                for file, envs in shards.parts
-                for nbytes in [size_of(file.locate())]
+                {"file": file, "num_envs": len(part.envs), "num_steps": num_steps, "nbytes": size_of(file)}
+                for part in shards.parts
+                for file, num_steps in [
+                    (shard_path(path, part.envs), shards.num_steps)
+                    if checks.is_complete
+                    else (part.file.path, part.file.num_committed)
+                ]
             ]
         if checks.has_trajectories:
             facts |= _trajectories(checks, shards)
@@ -108,7 +112,8 @@ def _trajectories(checks: CheckedFile, shards: StoredRun | None) -> dict[str, ob
     num_steps, episodes = checks.num_steps, checks.committed_episodes()
     columns, wrong = checks.columns(), checks.wrong_values()
     if shards:
-        num_steps, episodes, wrong = shards.num_steps, shards.episodes, wrong_values_of(shards)
+        num_steps, episodes = shards.num_steps, shards.episodes
+        wrong = wrong if checks.is_complete else wrong_values_of(shards)
         columns = {
             name: {"shape": [shards.num_rows(name), shards.config.num_envs, *leaf.shape], "dtype": str(leaf.dtype)}
             for name, leaf in shards.leaves.items()

@@ -5,15 +5,17 @@ A bare loop is what a person writes to learn how fast an env is: `gymnasium.make
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle, islice
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium import spaces
+from gymnasium import Env, spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
 from mpi_rollout.core.spaces import Tree
+from mpi_rollout.envs.env_group import EnvGroup, GroupEnv
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns, as_rollout
@@ -38,7 +40,11 @@ def make_bare(make: EnvMaker, indices: range, seed: int, actions: Sequence[Tree]
     slice_ = LoopVectorEnv(make.functions(indices))
     # Single actions are prepared before the clock runs.
     rows = [list(iterate(slice_.action_space, row)) for row in actions]
-    return _bare_loop(slice_, [make.seeds(seed, index) for index in indices], rows)
+    seeds = [make.seeds(seed, index) for index in indices]
+    is_wrapped = not all(isinstance(env, GroupEnv) for env in slice_.envs)  # On the first rank alone.
+    if make.group is None or is_wrapped:
+        return _bare_loop(slice_, seeds, rows)
+    return _bare_loop_of_group(make.group, slice_, seeds, rows)
 
 
 def _bare_loop(
@@ -66,14 +72,54 @@ def _bare_loop(
     return measure
 
 
+def _bare_loop_of_group(
+    group: EnvGroup, slice_: LoopVectorEnv, seeds: Sequence[Iterator[int | None]], actions: Sequence[Sequence[object]]
+) -> Callable[[float], float]:
+    """Do the same on all ranks of a group, each with its own parts of the envs."""
+    for env, seed in zip(slice_.envs, seeds, strict=True):
+        env.reset(seed=next(seed))
+
+    def measure(seconds: float) -> float:
+        next_seeds = [[*islice(of_env, BLOCK_STEPS)] for of_env in seeds]  # More episodes take them again.
+        return group.call(_step_parts, slice_.envs, next_seeds, actions, seconds)
+
+    return measure
+
+
+def _step_parts(
+    group: EnvGroup,
+    envs: Sequence[Env],
+    seeds: Sequence[Sequence[int | None]],
+    actions: Sequence[Sequence[object]],
+    seconds: float,
+) -> float:
+    """Step one rank's parts of envs; the first rank tells the others which episodes, and whether the time, are over."""
+    is_first, is_over, seeds_in_turn = group.comm.rank == 0, bytearray(len(envs) + 1), [*map(cycle, seeds)]
+    start, num_steps = perf_counter(), 0
+    for row in cycle(actions):
+        for index, (env, action) in enumerate(zip(envs, row, strict=True)):
+            outcome = env.step(action)
+            is_over[index] = is_first and bool(outcome[2] or outcome[3])
+        num_steps += len(envs)
+        is_over[-1] = perf_counter() - start >= seconds
+        group.share(is_over)
+        for index, env in enumerate(envs) if any(is_over) else ():
+            if is_over[index]:
+                env.reset(seed=next(seeds_in_turn[index]))
+        if is_over[-1]:
+            break
+    return num_steps / (perf_counter() - start)
+
+
 def _bare_vector_loop(envs: VectorEnv, actions: Sequence[object]) -> Callable[[float], float]:
     """Do the same for a natively vectorized slice, whose rows after an episode's end are resets, not steps."""
+    step = getattr(envs.unwrapped, "bare_step", envs.step)
 
     def measure(seconds: float) -> float:
         start, ends = perf_counter(), []
         while True:
             for row in actions:
-                _, _, terminations, truncations, _ = envs.step(row)
+                _, _, terminations, truncations, _ = step(row)
                 ends.append((terminations, truncations))  # Counted when the clock stands.
                 elapsed = perf_counter() - start
                 if elapsed >= seconds:

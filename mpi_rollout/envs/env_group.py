@@ -12,7 +12,7 @@ any env.  A member whose failure the first rank has not taken in by then says it
 import math
 import pickle
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import monotonic, sleep
@@ -36,7 +36,7 @@ HEAD_NBYTES = 1024  # What is longer needs a second message.
 ORDER, REST, LENGTH, CONTENT = range(4)  # Tags: the two messages of an order, and of an answer.
 PAUSE_S, PAUSE_SHARE, LONGEST_S = 5e-5, 0.02, 0.02  # A share of the time waited; not in the first looks.
 FEW_LOOKS, MANY_LOOKS = 50, 1000  # Where ranks share cores, and where each has one; a look takes about 1 us.
-NO_ENV, MAKE, LET_GO = 0, "make it", "let go"  # No methods have such names.
+NO_ENV, MAKE, CALL, LET_GO = 0, "make it", "call this", "let go"  # No methods have such names.
 
 
 class Pause:
@@ -122,6 +122,18 @@ class EnvGroup:
             if isinstance(answer, Fault):
                 raise _error_of(answer)
         return result, answers
+
+    def call(self, function: Callable[..., T], envs: Sequence[Any], *args: Any) -> T:
+        """Call a module's function on all ranks, with the group and each rank's parts of some envs; return its result.
+
+        Only the first rank's parts have the wrappers of `gymnasium.make`.
+        """
+        order: Order = (NO_ENV, CALL, (function, [env.number for env in envs], *args), {})
+        return self.together(order, partial(function, self, [env.env for env in envs], *args))[0]
+
+    def share(self, content: bytearray) -> None:
+        """Overwrite this with what the first rank has there.  **Collective**, within a function of `call`."""
+        self._messages.Bcast(content, 0)
 
     def let_go(self, result: object = None) -> None:
         """Let members out of `serve` with this result, where they can hear it."""
@@ -237,11 +249,11 @@ class GroupEnv(gymnasium.Wrapper):
 
     def __init__(self, env: gymnasium.Env, group: EnvGroup, number: int):
         super().__init__(env)
-        self._group, self._number = group, number
+        self._group, self.number = group, number
 
     def _on_all(self, name: str, *args: Any, **kwargs: Any) -> Any:
         own = partial(self.env.get_wrapper_attr(name), *args, **kwargs)
-        return self._group.together((self._number, name, args, kwargs), own)[0]
+        return self._group.together((self.number, name, args, kwargs), own)[0]
 
     def step(self, action: Any) -> Any:
         return self._on_all("step", action)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import gymnasium
 
 from mpi_rollout.envs.agents import AgentsEnv
-from mpi_rollout.envs.env_group import GRACE_S, LET_GO, MAKE, EnvGroup, spaces_of
+from mpi_rollout.envs.env_group import CALL, GRACE_S, LET_GO, MAKE, EnvGroup, spaces_of
 from mpi_rollout.envs.time_limits import step_over_wrappers
 from mpi_rollout.errors import Fault, RankError, as_flag
 from mpi_rollout.exchange.job_end import abort
@@ -56,7 +56,7 @@ class Member:
                 with ends_forked:
                     answer = self._do(number, name, args, kwargs)
             except BaseException as error:
-                self._tell_failure(error, self._described.get(number, "closed env"))
+                self._tell_failure(error, self._described.get(number, "bare loop"))
                 continue
             is_free = answer is None and not self._is_signal_told
             self._is_signal_told |= is_free and self._signal != 0
@@ -71,6 +71,10 @@ class Member:
                 env.unwrapped.is_part = True
             self._envs[number], _ = step_over_wrappers(env)  # The first rank's check outputs, and count steps.
             return spaces_of(env)
+        if name == CALL:
+            function, numbers, *rest = args
+            function(self._group, [self._envs[each] for each in numbers], *rest)
+            return None
         if name == "close":
             self._described[number] = f"{self._described[number].partition(',')[0]}, close"
             self._envs.pop(number).close()

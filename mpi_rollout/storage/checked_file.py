@@ -94,10 +94,11 @@ class CheckedFile:
         self.root = attributes_of(file)
         check_format(self.root, path)
         check_attributes(self.root)
-        self.config, version = read_config(self.root["config"], path), count(self.root, "format_version")
-        expected = expected_rows(self.root, self.config, version, "chunks" in file or version >= LISTED_SINCE)
-        columns = expected_leaves(self.root, version) if is_manifest(self.root) else ()
-        self.datasets = checked_objects(file, tell, expected, {f"trajectories/{name}" for name in columns})
+        self.config = read_config(self.root["config"], path)
+        has_list = "chunks" in file or count(self.root, "format_version") >= LISTED_SINCE
+        expected = expected_rows(self.root, self.config, has_list)
+        self._virtual = expected_leaves(self.root) if is_manifest(self.root) else {}
+        self.datasets = checked_objects(file, tell, expected, {f"trajectories/{name}" for name in self._virtual})
         check_datasets(self.datasets, expected, self.config.compression)
         tell("its root group")
         self.is_complete = bool(text(self.root, "finished").strip())
@@ -128,10 +129,6 @@ class CheckedFile:
         """Return the number of committed rows of a dataset of /trajectories; 0 before the first commit."""
         is_begun = self.num_steps > 0 or self.is_sealed
         return self.num_steps + (has_last_row(name) and is_begun)
-
-    def has(self, name: str) -> bool:
-        """Tell whether there is a column."""
-        return f"trajectories/{name}" in self.datasets
 
     def trajectories(self) -> dict[str, h5py.Dataset]:
         """Return the columns by their names."""
@@ -204,8 +201,9 @@ class CheckedFile:
         return {name: {"shape": list(dataset.shape), "dtype": str(dataset.dtype)} for name, dataset in named}
 
     def wrong_values(self) -> list[dict[str, str | int]]:
-        """Return the wrong values that the columns' attributes record."""
-        named = self.trajectories().items()
+        """Return the wrong values that the attributes of columns record, in a manifest those of virtual ones."""
+        virtual = {name: self.file["trajectories"][name] for name in self._virtual if self.is_complete}
+        named = (self.trajectories() or virtual).items()
         return [wrong for name, dataset in named for wrong in wrong_in(name, attributes_of(dataset))]
 
     def counting_rows(self) -> dict[str, int]:

@@ -5,7 +5,6 @@ the shards as one; their names are relative, so that file and folder can be move
 """
 
 import os
-from contextlib import closing
 
 import h5py
 import numpy as np
@@ -14,8 +13,8 @@ from mpi_rollout.errors import ContentError
 from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.shard_files import shard_path
 from mpi_rollout.storage.stored_run import StoredRun
-from mpi_rollout.storage.untrusted import Tell, attributes_of
-from mpi_rollout.storage.values import merged_wrong, wrong_in
+from mpi_rollout.storage.untrusted import Tell
+from mpi_rollout.storage.values import merged_wrong
 
 Extent = tuple[object, ...]  # First and last element of a selection, and their number; none of a whole dataset.
 Source = tuple[str, str, Extent, Extent]
@@ -30,7 +29,7 @@ def lay_out(file: h5py.File, path: str, name: str, stored: StoredRun) -> None:
     """Make the virtual dataset of a column."""
     leaf, num_rows = stored.leaves[name], stored.num_rows(name)
     layout = h5py.VirtualLayout((num_rows, stored.config.num_envs, *leaf.shape), leaf.dtype)
-    for _, envs in stored.parts:
+    for envs in (part.envs for part in stored.parts):
         shape = (num_rows, len(envs), *leaf.shape)
         source = h5py.VirtualSource(_relative(path, envs), f"trajectories/{name}", shape, leaf.dtype)
         layout[:, envs.start : envs.stop] = source
@@ -45,13 +44,15 @@ def _relative(path: str, envs: range) -> str:
 
 def wrong_values_of(stored: StoredRun) -> list[dict[str, str | int]]:
     """Return the wrong values that the shards of a set record."""
-    return merged_wrong([(envs.start, file.wrong_values) for file, envs in stored.parts])
+    return merged_wrong([(part.envs.start, part.file.wrong_values) for part in stored.parts])
 
 
-def check_set(tell: Tell, path: str) -> None:
-    """Compare a complete manifest with its shards, without reading their columns; DataError if something differs."""
-    with closing(StoredRun(path)) as stored, checked(path, tell) as manifest:
-        tell("the tables of its shards")
+def check_set(tell: Tell, path: str, stored: StoredRun) -> None:
+    """Compare a complete manifest with what its shards say, except for their columns; DataError if something differs.
+
+    `stored` has the tables of the shards.
+    """
+    with checked(path, tell) as manifest:
         tables = {"episodes": episodes_of(stored), "faults": stored.faults}
         for name, expected in tables.items():
             got = manifest.table(name, expected.dtype)
@@ -62,9 +63,7 @@ def check_set(tell: Tell, path: str) -> None:
                 tell(f"where the data of trajectories/{name} are")
                 lay_out(like, path, name, stored)
                 _check_column(name, manifest.file["trajectories"].get(name), like["trajectories"][name])
-        columns = manifest.file["trajectories"]
-        wrong = [each for name in stored.leaves for each in wrong_in(name, attributes_of(columns[name]))]
-        if merged_wrong([(0, wrong)]) != wrong_values_of(stored):
+        if merged_wrong([(0, manifest.wrong_values())]) != wrong_values_of(stored):
             raise ContentError("the wrong values that its columns record are not those of its shards")
 
 

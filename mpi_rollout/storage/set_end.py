@@ -31,9 +31,10 @@ def complete_manifest(path: str, ending: Ending, intervals: np.ndarray, replaces
     """
     part, new = f"{path}.part", f"{path}.part.new"
     with closing(StoredRun(part)) as stored:
-        if unfinished := [file.path for file, _ in stored.parts if not file.is_complete]:
+        if unfinished := [part.file.path for part in stored.parts if not part.file.is_complete]:
             raise DataError(f"{unfinished[0]} is not complete, so that its set cannot be")
-        shards = [[envs.start, len(envs), file.num_steps, file.last_digest] for file, envs in stored.parts]
+        files = [(part.envs, part.file) for part in stored.parts]
+        shards = [[envs.start, len(envs), file.num_steps, file.last_digest] for envs, file in files]
         attributes = {name: value for name, value in stored.attributes.items() if name not in LATER_ATTRIBUTES}
         # Of the start that ends the run, as in a single file.
         last = {"num_ranks": len(ending.ranks), "hosts": dumps([rank["host"] for rank in ending.ranks])}
@@ -42,8 +43,8 @@ def complete_manifest(path: str, ending: Ending, intervals: np.ndarray, replaces
         with removed(new):
             with closing(FileDatasets(schema.create(new, swmr_mode=False, is_locked=True))) as datasets:
                 _fill(datasets, path, stored, ending, intervals)
-            check_set(lambda doing: None, new)
-            for shard in (shard_path(path, envs) for _, envs in stored.parts):
+            check_set(lambda doing: None, new, stored)
+            for shard in (shard_path(path, envs) for envs, _ in files):
                 if os.path.lexists(f"{shard}.part"):
                     give_name(f"{shard}.part", shard, identity(shard))
             os.replace(new, part)

@@ -4,27 +4,40 @@ A set is read through its shards, each of which is checked as any file, and must
 The virtual datasets of the manifest are for other programs: HDF5 takes zeros for a shard that is missing.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.errors import DataError
+from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.manifest import Manifest, is_set, read_manifest
-from mpi_rollout.storage.shards import open_shard
+from mpi_rollout.storage.shards import check_end, open_shard
 from mpi_rollout.storage.stored_file import Place, StoredFile
 from mpi_rollout.storage.untrusted import steadily
 
 MOST_OPEN = 256  # Shards with open files, of two descriptors each: most systems let a process have 1024 of these.
 
 
-class Part(NamedTuple):
-    """A file of a run, and which envs it has."""
+@dataclass
+class Part:
+    """Which envs a file of a run has; the file is opened and checked when it is first asked for."""
 
-    file: StoredFile
     envs: range
+    open: Callable[[], StoredFile]
+
+    @cached_property
+    def file(self) -> StoredFile:
+        """The file.  DataError if it is missing, damaged or another one."""
+        return self.open()
+
+    def close(self) -> None:
+        """Close the file, if it is open."""
+        if "file" in self.__dict__:
+            self.file.close()
 
 
 class StoredRun:
@@ -70,22 +83,32 @@ class StoredRun:
             self._look_at_file()
 
     def _look_at_file(self) -> None:
-        file = StoredFile(self._place, self._is_rescue)
-        self._take_facts(file, [Part(file, range(file.config.num_envs))])
+        part = Part(range(0), partial(StoredFile, self._place, self._is_rescue))
+        file, part.envs = part.file, range(part.file.config.num_envs)
+        self._take_facts(file, [part])
         self.is_sealed, self.num_steps = file.is_sealed, file.num_steps
         self.resets, self.episodes, self.faults = file.resets, file.episodes, file.faults
 
     def _look_at_set(self) -> None:
         manifest = read_manifest(self.path, self.locate())
-        files = [open_shard(manifest, number, self._place, self._is_rescue) for number in range(len(manifest.ranges))]
-        self._take_facts(manifest, list(map(Part, files, manifest.ranges)))
+        numbers = range(len(manifest.ranges))
+        opens = [partial(open_shard, manifest, number, self._place, self._is_rescue) for number in numbers]
+        parts = list(map(Part, manifest.ranges, opens))
+        if manifest.is_complete and not self._is_rescue:
+            with checked(self.path, lambda doing: None, place=self.locate()) as checks:
+                self.num_steps, self.episodes = checks.num_steps, checks.committed_episodes()
+                self.faults = checks.faults()
+            for number in numbers:
+                check_end(manifest, number, self._place)
+            self._take_facts(manifest, parts)
+        else:
+            self._take_facts(manifest, parts)
+            self.take_tables()
         self.is_sealed, self.resets = manifest.is_complete, None
-        num_steps = min(file.num_steps for file in files)
-        self._take_tables(min(num_steps, manifest.num_steps) if manifest.is_complete else num_steps)
 
-    def _take_tables(self, num_steps: int) -> None:
-        """Let so many steps count, and put the tables of the shards together."""
-        self.num_steps = num_steps
+    def take_tables(self) -> None:
+        """Put the tables of the shards together, which are all opened; let the steps count that all of them have."""
+        self.num_steps = min(part.file.num_steps for part in self.parts)
         for part in self.parts:
             part.file.limit_to(self.num_steps)
         faults, episodes = (self._merged(name) for name in ("faults", "episodes"))
@@ -96,16 +119,16 @@ class StoredRun:
     def _take_facts(self, source: StoredFile | Manifest, parts: Sequence[Part]) -> None:
         self.attributes, self.config, self.parts = source.attributes, source.config, parts
         self.is_complete, self.reproducibility = source.is_complete, source.reproducibility
-        self.leaves, chunks = parts[0].file.leaves, [part.file.chunks for part in parts]
-        self.chunks = {name: max(shapes[name] for shapes in chunks) for name in self.leaves}
+        file = min(parts, key=lambda part: len(part.envs)).file  # Its chunks have the most steps.
+        self.leaves, self.chunks = file.leaves, file.chunks
         self._first_envs = np.array([part.envs.start for part in parts])
 
     def _merged(self, table: str) -> np.ndarray:
         """Put the rows of a table of all files together, with the envs of the run."""
         parts = []
-        for file, envs in self.parts:
-            rows = getattr(file, table).copy()
-            rows["env_index"] += envs.start
+        for part in self.parts:
+            rows = getattr(part.file, table).copy()
+            rows["env_index"] += part.envs.start
             parts.append(rows)
         return np.concatenate(parts)
 
@@ -121,8 +144,8 @@ class StoredRun:
 
     def close(self) -> None:
         """Close the files that are open; they are opened again when they are needed."""
-        for file, _ in self.parts:
-            file.close()
+        for part in self.parts:
+            part.close()
 
     def stored_name(self, name: str) -> str:
         """Return the name of a column in the files."""
@@ -150,11 +173,11 @@ class StoredRun:
 
     def _overlaps(self, envs: slice) -> Iterator[tuple[StoredFile, slice, slice]]:
         """Yield the files that have some of a range of envs: which of theirs, and which of the range these are."""
-        for number, (file, there) in enumerate(self.parts):
+        for number, there in enumerate(part.envs for part in self.parts):
             first, stop = max(envs.start, there.start), min(envs.stop, there.stop)
             if first < stop:
-                self.use(number)
-                yield file, slice(first - there.start, stop - there.start), slice(first - envs.start, stop - envs.start)
+                inner, outer = (slice(first - begin, stop - begin) for begin in (there.start, envs.start))
+                yield self.use(number), inner, outer
 
     def use(self, number: int) -> StoredFile:
         """Return a file that is going to be read; of many, close the one before, as all may be read in turn again."""
@@ -178,13 +201,15 @@ class StoredRun:
 
     def unfinished(self) -> np.ndarray:
         """Return the rows of the episodes that the end of the data cuts: neither terminated nor truncated."""
+        if self.is_sealed:
+            return np.asarray(self.episodes[~(self.episodes["terminated"] | self.episodes["truncated"])])
         tables = []
-        for file, envs in self.parts:
-            rows = file.unfinished().copy()
-            rows["env_index"] += envs.start
+        for part in self.parts:
+            rows = part.file.unfinished().copy()
+            rows["env_index"] += part.envs.start
             tables.append(rows)
             if len(self.parts) > 1:
-                file.close()
+                part.close()
         return np.concatenate(tables)
 
 
@@ -198,7 +223,8 @@ class StoredParts(StoredRun):
     def look(self) -> None:
         self.close()
         self.manifest = None
-        files = [StoredFile(Place(path)) for path in self._paths]
-        self._take_facts(files[0], list(map(Part, files, self._ranges)))
+        opens = [partial(StoredFile, Place(path)) for path in self._paths]
+        parts = list(map(Part, self._ranges, opens))
+        self._take_facts(parts[0].file, parts)
         self.config, self.is_sealed, self.resets = self._config, False, None
-        self._take_tables(min(file.num_steps for file in files))
+        self.take_tables()

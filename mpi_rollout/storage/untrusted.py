@@ -121,7 +121,7 @@ def checked_objects(
             path = f"{place}/{name}"
             if path[1:] not in known:
                 raise ContentError(f"{path} does not belong to it")
-            item = _linked(group, name, path, path[1:] in virtual)
+            item = linked(group, name, path, path[1:] in virtual)
             tell(f"the attributes of {path}")
             attributes_of(item)
             if _address(item) in seen:
@@ -138,7 +138,7 @@ def _address(item: h5py.HLObject) -> int:
     return int(h5py.h5o.get_info(item.id).addr)
 
 
-def _linked(group: h5py.Group, name: str, path: str, is_virtual: bool) -> h5py.HLObject:
+def linked(group: h5py.Group, name: str, path: str, is_virtual: bool = False) -> h5py.HLObject:
     """Return the group or dataset of a name, which is in this file; the data of a virtual one are in others."""
     link = group.get(name, getlink=True)
     if isinstance(link, h5py.ExternalLink):
@@ -159,11 +159,12 @@ def _linked(group: h5py.Group, name: str, path: str, is_virtual: bool) -> h5py.H
 def attributes_of(item: h5py.HLObject) -> dict[str, object]:
     """Read all attributes; ContentError if one cannot be read, or its name is not in the list of them."""
     attributes: dict[str, object] = {}
-    if (number := len(item.attrs)) > MOST_ATTRIBUTES:
+    stored = item.attrs  # Of a file, each access to it opens the root group.
+    if (number := len(stored)) > MOST_ATTRIBUTES:
         raise ContentError(f"{item.name} has {number:,} attributes, more than files of mpi_rollout have")
-    for name in item.attrs:
+    for name in stored:
         try:
-            attributes[name] = item.attrs[name]
+            attributes[name] = stored[name]
         except Exception as error:
             if not is_of_reading(error):
                 raise

@@ -12,7 +12,16 @@ from mpi_rollout.studies.jobs import JobOptions
 # The options of a run that a study takes from its user; the others are the study's own affair.
 _POLICY = "policy", "policy_kwargs", "policy_device"
 _BOTH = (*ENV_OPTIONS, "seed", "episode_seeds", *_POLICY, "trajectories", "wait", "actions", "env_checks")
-SCALING_OPTIONS = (*_BOTH, "num_steps", "vectorization_mode", "batch_size", "num_groups", "limit_s", "policy_on")
+SCALING_OPTIONS = (
+    *_BOTH,
+    "num_steps",
+    "vectorization_mode",
+    "batch_size",
+    "num_groups",
+    "limit_s",
+    "policy_on",
+    "ranks_per_env",
+)
 TUNE_OPTIONS = (*_BOTH, "num_envs")
 
 
@@ -36,8 +45,8 @@ def numbers(name: str, what: str, example: str, text: str) -> tuple[int, ...]:
 
 
 def ranks_list(text: str) -> tuple[int, ...]:
-    """Read numbers of ranks, to which 1 is added."""
-    return tuple(sorted({1, *numbers("--ranks", "numbers of ranks", "1,2,4,8", text)}))
+    """Read numbers of ranks."""
+    return numbers("--ranks", "numbers of ranks", "1,2,4,8", text)
 
 
 def lengths_list(text: str) -> tuple[str, ...]:
@@ -51,7 +60,7 @@ def lengths_list(text: str) -> tuple[str, ...]:
 def add_scaling(commands: Commands) -> None:
     """Add `scaling strong`, `weak` and `gather`."""
     text = "measure how much faster more ranks are; starts mpirun by itself"
-    more = "For more ranks than you have: python benchmarks/model, in a checkout."
+    more = "For more ranks than you have: python benchmarks/model, in a clone."
     scaling = commands.add_parser("scaling", help=text, epilog=more)
     kinds = scaling.add_subparsers(required=True, metavar="strong|weak|gather")
     _add_kind(kinds, "strong", "--num-envs", "over all ranks, the same on any number of ranks")
@@ -64,8 +73,10 @@ def add_scaling(commands: Commands) -> None:
 def _add_kind(kinds: Commands, kind: str, size: str, where: str) -> None:
     parser = kinds.add_parser(kind, help=f"{size}: envs {where}")
     add = parser.add_argument
-    ranks = "numbers of ranks; 1 is always among them, because the base case is measured there (default: 1,2,4,8)"
-    add("--ranks", type=ranks_list, default="1,2,4,8", help=ranks)
+    ranks = (
+        "numbers of ranks, multiples of --ranks-per-env, where the base case is measured (default: 1, 2, 4, 8 times it)"
+    )
+    add("--ranks", type=ranks_list, default=(), help=ranks)
     _add_job_options(parser, 600.0)
     add(size, dest="size", type=int, default=64, metavar="N", help=f"envs {where} (default: 64)")
     lengths = "steps between two exchanges; a curve for each (default: auto, as for `run`)"
@@ -88,7 +99,9 @@ def _scaling_command(options: argparse.Namespace) -> int:
     from mpi_rollout.studies.study import Study, scaling_points
 
     run = {name: getattr(options, name) for name in SCALING_OPTIONS}
-    points = scaling_points(options.ranks, options.fragment_length)
+    base = options.ranks_per_env
+    ranks = sorted({base, *(options.ranks or (base * number for number in (1, 2, 4, 8)))})
+    points = scaling_points(ranks, options.fragment_length)
     study = Study(options.kind, points, options.size, run, JobOptions.read(options))
     measurement = Measurement(study, options.out, options.only, options.redo_failed)
     if options.dry_run:
@@ -120,7 +133,8 @@ def _tune_command(options: argparse.Namespace) -> int:
     from mpi_rollout.studies.tune import tune
 
     run = {name: getattr(options, name) for name in TUNE_OPTIONS}
-    return tune(run, options.ranks, options.trial_s, JobOptions.read(options))
+    ranks = tuple(sorted({1, *options.ranks})) if options.ranks else ()
+    return tune(run, ranks, options.trial_s, JobOptions.read(options))
 
 
 def add_compare(commands: Commands) -> None:

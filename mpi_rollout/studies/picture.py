@@ -29,7 +29,7 @@ def plot_study(path: str) -> list[str]:
     headline, *fine = _words(file, several)
     style.head(figure, headline, fine)
     style.frame(panels["speed-up"], "Speed-up", "ranks")
-    style.frame(panels["efficiency"], "Efficiency: speed-up over ranks", "ranks")
+    style.frame(panels["efficiency"], "Efficiency: share of the ideal speed-up", "ranks")
     if several[0].base is None:
         for name in ("speed-up", "efficiency"):
             style.say(panels[name], "no base case")
@@ -60,11 +60,12 @@ def _words(file: StudyFile, several: list[Analysis]) -> list[str]:
 
 def _plot_speed_ups(axes: "Axes", several: list[Analysis], base: float) -> None:
     ranks = [point.num_ranks for point in several[0].points]
-    axes.plot(ranks, ranks, "--", color=style.GREY, linewidth=1, label="ideal")
+    ideal = [point.ideal for point in several[0].points]
+    axes.plot(ranks, ideal, "--", color=style.GREY, linewidth=1, label="ideal")
     limits = [point.limit.median / base for point in several[0].points]
     axes.plot(ranks, limits, "x", color=style.DARK, markersize=6, label="bare loops on all ranks at once")
     if len(several) == 1:
-        _plot_law(axes, several[0], ranks)
+        _plot_law(axes, several[0])
     _plot_points(axes, several, "speed_up")
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter("{x:g}")
@@ -75,20 +76,27 @@ def _plot_speed_ups(axes: "Axes", several: list[Analysis], base: float) -> None:
     style.legend(axes, loc="upper left", borderaxespad=0)
 
 
-def _plot_law(axes: "Axes", analysis: Analysis, ranks: list[int]) -> None:
+def _plot_law(axes: "Axes", analysis: Analysis) -> None:
     """Draw the curve of Amdahl's or Gustafson's law, where it could be fitted."""
     name, law = analysis.law, analysis.fit
     if isinstance(law, NoFit):
         return
-    x = np.geomspace(ranks[0], max(point.num_ranks for point in analysis.fit_points), 100)
+    x = np.geomspace(1, max(point.ideal for point in analysis.fit_points), 100)
     y = 1 / (law.serial + law.parallel / x) if name == "Amdahl" else law.serial + law.parallel * x
-    axes.plot(x, y, "-", color=style.GREY, linewidth=1.5, label=f"{name}, serial {law.serial_fraction:.3g}")
+    axes.plot(
+        x * analysis.study.ranks_per_env,
+        y,
+        "-",
+        color=style.GREY,
+        linewidth=1.5,
+        label=f"{name}, serial {law.serial_fraction:.3g}",
+    )
 
 
 def _plot_efficiencies(axes: "Axes", several: list[Analysis], base: float) -> None:
     ranks = [point.num_ranks for point in several[0].points]
     axes.axhline(1.0, linestyle="--", color=style.GREY, linewidth=1)
-    limits = [point.limit.median / base / point.num_ranks for point in several[0].points]
+    limits = [point.limit.median / base / point.ideal for point in several[0].points]
     axes.plot(ranks, limits, "x", color=style.DARK, markersize=6)
     _plot_points(axes, several, "efficiency")
     axes.set_ylim(0, max(1.1, axes.get_ylim()[1]))

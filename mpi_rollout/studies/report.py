@@ -1,7 +1,8 @@
 """What the samples of a study of scaling show: medians with intervals, speed-ups, fits; and all that as text.
 
 The base case is absolute: what a bare loop does on one rank, measured by the study's own jobs of one rank, one
-sample a job.  A job of more ranks is compared with that, not with this program on one rank.
+sample a job.  A job of more ranks is compared with that, not with this program on one rank.  Where several ranks make
+each env, these stand for the one rank.
 """
 
 from functools import cached_property
@@ -37,17 +38,18 @@ class PointFigures:
     without a base case, `losses` empty: the shares that take the efficiency from 1 to what it is, all phases but `env`,
     and `env` as far as an env step takes longer than in the base case.  `load_balance` and `communication_efficiency`
     are the POP project's (pop-coe.eu): the ranks' mean time in envs over the busiest rank's, and that over the run's.
-    `cpu_share` is of the rank that had the least of a core.
+    `cpu_share` is of the rank that had the least of a core.  The efficiency is the speed-up over the `ideal` one.
     """
 
-    def __init__(self, jobs: list[Sample], base: Interval | None):
+    def __init__(self, jobs: list[Sample], base: Interval | None, ranks_per_env: int):
         self.num_ranks, self.num_envs, self.num_jobs = jobs[0].point.num_ranks, jobs[0].num_envs, len(jobs)
+        self.ideal = self.num_ranks // ranks_per_env
         self.oversubscribed, self.slept = any(job.oversubscribed for job in jobs), any(job.slept for job in jobs)
         self.rate = median_interval([job.env_steps_per_s for job in jobs])
         self.limit = median_interval([_bare(job) for job in jobs])
         self.of_limit = median(job.env_steps_per_s / _bare(job) for job in jobs)
         self.speed_up = statistics.ratio(self.rate, base) if base else None
-        self.efficiency = self.speed_up.scaled(1 / self.num_ranks) if self.speed_up else None
+        self.efficiency = self.speed_up.scaled(1 / self.ideal) if self.speed_up else None
         useful_s = [np.array([rank.env_s for rank in job.ranks]) for job in jobs]
         self.load_balance = median(each.mean() / each.max() for each in useful_s)
         busiest = zip(useful_s, jobs, strict=True)
@@ -56,7 +58,7 @@ class PointFigures:
         self.shares = {name: median(getattr(job, f"{name}_s") / job.seconds for job in jobs) for name in PHASES}
         self.losses: dict[str, float] = {}
         if base:
-            env_step_s = median(job.env_s * self.num_ranks / job.env_steps for job in jobs)
+            env_step_s = median(job.env_s * self.ideal / job.env_steps for job in jobs)
             self.losses = self.shares | {"env": self.shares["env"] * (1 - 1 / base.median / env_step_s)}
 
 
@@ -72,12 +74,12 @@ class Analysis:
         self.study = study = file.study
         self.asked_length = asked_length or study.lengths[0]
         done = [sample for sample in file.samples if not sample.error]
-        bare = [_bare(sample) for sample in done if sample.point.num_ranks == 1]
+        bare = [_bare(sample) for sample in done if sample.point.num_ranks == study.ranks_per_env]
         self.base, self.num_base_jobs = median_interval(bare) if bare else None, len(bare)
         done = [sample for sample in done if sample.point.length == self.asked_length]
         self.fragment_length = max((sample.fragment_length for sample in done), default=1)
         by_ranks = [[sample for sample in done if sample.point.num_ranks == ranks] for ranks in study.num_ranks]
-        self.points = [PointFigures(samples, self.base) for samples in by_ranks if samples]
+        self.points = [PointFigures(samples, self.base, study.ranks_per_env) for samples in by_ranks if samples]
 
     @property
     def label(self) -> str:
@@ -85,6 +87,12 @@ class Analysis:
         if self.fragment_length == 1:
             return "lockstep" + " (auto)" * (self.asked_length == AUTO)
         return f"fragments of {self.fragment_length}" + " at most (auto)" * (self.asked_length == AUTO)
+
+    @property
+    def no_base(self) -> str:
+        """Why there is no base case."""
+        ranks = self.study.ranks_per_env
+        return f"no job of {f'{ranks} ranks' if ranks > 1 else 'one rank'} gave a result"
 
     @property
     def fit_points(self) -> list[PointFigures]:
@@ -100,9 +108,9 @@ class Analysis:
     def fit(self) -> Fit | NoFit:
         """The law of this kind of study, or why there is no fit."""
         if self.base is None:
-            return NoFit("no base case: no job of one rank gave a result")
+            return NoFit(f"no base case: {self.no_base}")
         try:
-            speed_ups = {point.num_ranks: point.speed_up.median for point in self.fit_points if point.speed_up}
+            speed_ups = {point.ideal: point.speed_up.median for point in self.fit_points if point.speed_up}
             return statistics.fit(self.study.kind, speed_ups)
         except NoFit as error:
             return error
@@ -151,7 +159,7 @@ def title(file: StudyFile) -> str:
 
 def _base(file: StudyFile, analysis: Analysis) -> str:
     if analysis.base is None:
-        return "no base case, so no speed-ups: no job of one rank gave a result"
+        return f"no base case, so no speed-ups: {analysis.no_base}"
     jobs = counted(analysis.num_base_jobs, "job")
     return f"base case: {file.study.base_case}: {analysis.base.shown(',.0f')} env steps/s (median of {jobs})"
 

@@ -130,7 +130,10 @@ _REPORTED = (
 def sample_of(point: Point, started: str, num_cores: int, outcome: Summary) -> Sample:
     """Make a sample from the summary `outcome` of a job; a host has `num_cores`, unless the ranks report fewer."""
     ranks, losses = outcome["ranks"], outcome["losses"]
-    per_core = ranks_per_core([(rank["host"], set(rank["physical_cores"]), num_cores) for rank in ranks])
+    places = [(rank["host"], set(rank["physical_cores"]), num_cores) for rank in ranks]
+    for rank in (rank for rank in ranks if "env_ranks" in rank):  # It does not say where the others are.
+        places += [(rank["host"], {*range(num_cores)}, num_cores)] * (len(rank["env_ranks"]) - 1)
+    per_core = ranks_per_core(places)
     return Sample(
         point=point,
         started=started,
@@ -167,9 +170,11 @@ class Study:
     Parameters
     ----------
     kind
-        "strong", "tune": `size` envs in all on any number of ranks.  "weak": `size` envs on each rank.
+        "strong", "tune": `size` envs in all on any number of ranks.  "weak": `size` envs on each rank, or on
+        the ranks that make each env together.
     points
-        Without repeats.  A study of scaling has 1 rank among its numbers of ranks: the base case is measured there.
+        Without repeats.  A study of scaling has `ranks_per_env` among its numbers of ranks: the base case is measured
+        there.
     run
         What all jobs have in common: options of a run.
     """
@@ -183,11 +188,13 @@ class Study:
     def __post_init__(self) -> None:
         if self.size < 1:
             raise UsageError(f"{self.size_option} must be at least 1, got {self.size}")
-        most = max(point.num_ranks for point in self.points)
-        if self.kind != "weak" and self.size < most:
+        each, most = self.ranks_per_env, self.num_ranks[-1]
+        if unfit := [number for number in self.num_ranks if number % each]:
+            raise UsageError(f"--ranks must be multiples of --ranks-per-env {each}, got {', '.join(map(str, unfit))}")
+        if self.kind != "weak" and self.size * each < most:
             raise UsageError(
-                f"--num-envs must be at least the largest of --ranks, got {counted(self.size, 'env')} for "
-                f"{counted(most, 'rank')}; use more envs or fewer ranks"
+                f"--num-envs must be at least the largest of --ranks{f', over {each}' * (each > 1)}, got "
+                f"{counted(self.size, 'env')} for {counted(most, 'rank')}; use more envs or fewer ranks"
             )
         for length in self.lengths:  # Refuse what every job would refuse.
             self.config(next(point for point in self.points if point.length == length), "study.json")
@@ -203,6 +210,11 @@ class Study:
         return tuple(dict.fromkeys(point.length for point in self.points))
 
     @property
+    def ranks_per_env(self) -> int:
+        """The ranks of one env, on which the base case is measured."""
+        return int(self.run.get("ranks_per_env", 1))  # Older files have none.
+
+    @property
     def size_option(self) -> str:
         return "--envs-per-rank" if self.kind == "weak" else "--num-envs"
 
@@ -211,7 +223,8 @@ class Study:
         """In words, what speed-ups are relative to."""
         if self.run["vectorization_mode"] == "vector_entry_point":
             return f"bare step loop over the env's own vectorized version of {self.size} envs, one rank"
-        return f"bare env.step loop over {counted(self.size, 'env')}, one rank"
+        ranks = f"{self.ranks_per_env} ranks" if self.ranks_per_env > 1 else "one rank"
+        return f"bare env.step loop over {counted(self.size, 'env')}, {ranks}"
 
     @property
     def env_name(self) -> str:
@@ -219,7 +232,7 @@ class Study:
 
     def num_envs(self, num_ranks: int) -> int:
         """Return the number of envs of all ranks together."""
-        return self.size * num_ranks if self.kind == "weak" else self.size
+        return self.size * num_ranks // self.ranks_per_env if self.kind == "weak" else self.size
 
     def config(self, point: Point, out: str) -> RolloutConfig:
         """Return the run of one job."""

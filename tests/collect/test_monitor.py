@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from mpi_rollout.collect.leaders import Leaders, Outcome
+from mpi_rollout.collect.leaders import GOODBYE, STOP_TAG, Leaders, Outcome
 from mpi_rollout.collect.monitor import LostRank, LostRanks, Monitor, RunState
 from mpi_rollout.collect.progress import Slowest
 from mpi_rollout.config import RolloutConfig
@@ -77,8 +77,9 @@ class Others:
             self.room[rank][:] = self.told.pop(rank)
         return [rank - 1 for rank in ranks]
 
-    def Send(self, _sign: np.ndarray, _rank: int, _tag: int) -> None:  # noqa: N802
-        pass
+    def Send(self, _sign: np.ndarray, rank: int, tag: int) -> None:  # noqa: N802
+        if tag == STOP_TAG:
+            self.told[rank] = [0, 0, 0, 0, 0, GOODBYE]
 
     def recv(self, source: int, tag: int) -> Outcome:
         return Outcome(0, 30)
@@ -110,16 +111,15 @@ def test_the_first_leader_looks_after_teams_that_go_on_when_its_own_has_ended(
     monitor._leaders = leaders = Leaders(others)
     seconds = iter((0.1, 0.5, 3.0))
 
-    def is_to_stop() -> bool:
+    def look_after() -> None:
         if not (more := next(seconds, None)):
             others.told = {1: [0, 0, 0, 0, 0, 1], 2: [0, 0, 0, 0, 0, 1]}
-            return False
+            return
         now_s[0] += more
         monitor.look_after_others(leaders)
         others.told = {1: [4, 3, 60, 20, 0, 0], 2: [9, 8, 80, 10, 0, 0]}
-        return False
 
-    outcomes = leaders.settle(Outcome(0, 30), is_to_stop)
+    outcomes = leaders.settle(Outcome(0, 30), look_after)
     assert len(outcomes) == 3 and leaders.intervals == [(0.5, 140, 30.0), (3.5, 140, 30.0)]
     assert [call.args[0].steps for call in monitor.progress.tell.call_args_list] == ["4 to 30"]
     assert [call.kwargs["num_steps"] for call in monitor._status.tell.call_args_list] == [0, 3]

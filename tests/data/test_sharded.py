@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from shard_sets import RANGES, RUN, ShardFeed, attributes_of, shards_of, written_set
-from written_data import NUM_STEPS, SMALL, Feed, ending, quiet
+from written_data import NUM_STEPS, SMALL, Feed, damage, ending, quiet
 
 import mpi_rollout
 from mpi_rollout.errors import DataError
@@ -79,11 +79,14 @@ def test_a_copy_in_another_process_reads_the_same(pair: tuple[Path, Path], monke
         assert np.array_equal(data.rewards[...], expected.rewards[...])  # Wherever the process went meanwhile.
 
 
-def test_envs_are_read_from_their_shards_alone(complete: Path) -> None:
+def test_envs_are_read_from_their_shards_alone_whose_damage_is_then_found(complete: Path) -> None:
+    damage(shards_of(complete)[0], "episodes", "zeros")
     with mpi_rollout.open(complete) as data:
-        shards_of(complete)[0].unlink()
         assert data.rewards[:, 3:].shape == (NUM_STEPS, 4)
-        with pytest.raises(DataError, match=r"envs-0-2\.h5: cannot read"):
+        with pytest.raises(DataError, match=r"envs-0-2\.h5: episodes, rows 0 "):
+            data.rewards[:, 2:]
+        shards_of(complete)[0].unlink()
+        with pytest.raises(DataError, match=r"envs-0-2\.h5: no such file"):
             data.rewards[:, 2:]
 
 

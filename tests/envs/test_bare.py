@@ -13,6 +13,7 @@ from native_envs import Rolling
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.envs import bare
+from mpi_rollout.envs.env_group import EnvGroup
 from mpi_rollout.envs.env_maker import EnvMaker, maker_of
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import EnvError
@@ -37,10 +38,35 @@ def test_single_envs_are_stepped_and_reset_with_the_seeds_of_their_episodes():
     assert measure(0.5) == 2.0
 
 
+def test_envs_of_several_ranks_are_stepped_without_a_message_for_each_step(monkeypatch: pytest.MonkeyPatch):
+    """One message makes an env, one resets it, and one measures."""
+    shared, orders, together = [], list[str](), EnvGroup.together
+    monkeypatch.setattr(EnvGroup, "share", lambda group, over: shared.append([*over]))
+
+    def count_orders(group: EnvGroup, order: tuple, own: Callable) -> object:
+        orders.append(order[1])
+        return together(group, order, own)
+
+    monkeypatch.setattr(EnvGroup, "together", count_orders)
+    maker = EnvMaker(lambda comm: Counting(), group=EnvGroup(Comm(), (0,), "spin"))
+    measure = bare.make_bare(maker, range(2), 0, ACTIONS)
+    lengths = [3 + next(episode_seeds(0, index)) % 5 for index in range(2)]
+    assert measure(9.0) == 2 * 9 / 10  # A look more at the clock.
+    assert orders == ["make it", "make it", "reset", "reset", "call this"]
+    assert [over.index(1) for over in zip(*shared, strict=True)] == [*(length - 1 for length in lengths), 8]
+
+
 def test_resets_of_natively_vectorized_envs_are_no_steps():
     """In 12 calls the first env ends in three of them, the second in two: the next call is then a reset."""
     envs = SyncVectorEnv([Counting] * 2)
     envs.reset(seed=0)
+    assert bare._bare_vector_loop(envs, ACTIONS)(12.0) == (24 - 5) / 12
+
+
+def test_a_bare_pool_is_stepped_by_its_own_step(monkeypatch: pytest.MonkeyPatch):
+    envs, own = SyncVectorEnv([Counting] * 2), SyncVectorEnv([Counting] * 2)
+    own.reset(seed=0)
+    monkeypatch.setattr(envs, "bare_step", own.step, raising=False)
     assert bare._bare_vector_loop(envs, ACTIONS)(12.0) == (24 - 5) / 12
 
 
@@ -76,9 +102,12 @@ SPACE = spaces.Discrete(100)
 
 
 class Comm:
-    """Counts its barriers."""
+    """The communicator of one rank; counts its barriers."""
 
-    num_barriers = 0
+    num_barriers, rank, size = 0, 0, 1
+
+    def Dup(self) -> "Comm":  # noqa: N802
+        return self
 
     def Barrier(self) -> None:  # noqa: N802
         self.num_barriers += 1

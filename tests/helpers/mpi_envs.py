@@ -64,6 +64,7 @@ class Cells(gymnasium.Env):
         return observation, total / 8, total % 13 == 0, self.num_steps >= 9, {"total": total}
 
     def _observed(self) -> np.ndarray:
+        assert len({*self.comm.allgather(self.num_steps)}) == 1, "all ranks are at the same step"
         return np.array([self.total() * self.scale, self.num_steps, max(self.comm.allgather(self.cells.max()))])
 
     def total(self) -> int:

@@ -99,6 +99,8 @@ def test_an_exception_on_some_ranks_of_an_env_ends_the_job(job: Job, num_ranks: 
     """The others wait in a collective for those that have failed."""
     result = failed(job, num_ranks, *misbehaving(how="raise", rank=rank))
     place = r"rank 3 \(\S+\), env 4" if rank == 1 else r"rank 2 \(\S+, envs 3 to 4\), step \d+: env 4"
+    status = json.loads((job.folder / "run.status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 70)
     pattern = rf"{place}, step 4 of its episode: ValueError: the flow has diverged"
     assert len([message for message in result.messages if re.match(pattern, message)]) == 1, result.err
 
@@ -117,6 +119,11 @@ REFUSED = {
     "no communicator": (4, ("--env-factory", "mpi_envs:make_alone"), "make_alone must take the communicator"),
     "other spaces": (4, ("--env-factory", "mpi_envs:make_other_spaces"), "rank 1 has"),
     "ranks left": (3, (), "--ranks-per-env 2 must divide the number of ranks that step envs, got 3 ranks"),
+    "groups without an env": (
+        4,
+        ("--num-envs", "1"),
+        "got 1 env on 2 ranks; use more envs or fewer ranks; each of these ranks is a group with --ranks-per-env 2",
+    ),
     "native": (2, ("--vectorization-mode", "native"), "--ranks-per-env 2 is for single envs"),
 }
 

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 from fake_launcher import BARE_PER_S, outcome
-from made_up_studies import made_up, make_study, with_outcome
+from made_up_studies import RUN, made_up, make_study, with_outcome
 
 from mpi_rollout.cli import make_parser
 from mpi_rollout.config import RolloutConfig
@@ -36,6 +36,23 @@ def test_strong_keeps_the_envs_in_all_and_weak_those_of_a_rank(kind, num_envs):
     assert [study.config(point, "run.h5").num_envs for point in study.points] == num_envs
 
 
+def test_ranks_that_make_an_env_together_stand_for_one():
+    """Twice the groups have twice the envs of a group, and twice the rate."""
+    study = make_study("weak", (2, 4), ranks_per_env=2)
+    assert [study.num_envs(ranks) for ranks in (2, 4)] == [64, 128]
+    assert study.base_case == "bare env.step loop over 64 envs, 2 ranks"
+    samples = []
+    for point, groups in zip(study.points, (1, 2), strict=True):
+        found = outcome(groups, 64 * groups, 1000)
+        for rank in found["ranks"]:
+            rank["env_ranks"] = [0, 1]
+        samples.append(sample_of(point, "", 3, found))
+    one, two = Analysis(StudyFile(study, {}, {}, tuple(samples))).points
+    assert one.efficiency.median == pytest.approx(1, rel=0.02) and two.speed_up.median == pytest.approx(2, rel=0.04)
+    assert two.efficiency.median == two.speed_up.median / 2 and (one.ideal, two.ideal) == (1, 2)
+    assert (one.oversubscribed, two.oversubscribed) == (False, True)
+
+
 OTHERS = {
     "env": None, "env_factory": "envs:Counting", "env_kwargs": {"a b": [1, "-'\""]}, "policy": "policies:act",
     "batch_size": 1, "vectorization_mode": "vector_entry_point", "num_steps": 7, "seed": 3, "trajectories": False,
@@ -55,6 +72,7 @@ def test_the_command_of_a_job_says_its_whole_configuration(run):
     [
         ({"size": 0}, "--num-envs must be at least 1, got 0"),
         ({"size": 1}, "--num-envs must be at least the largest of --ranks, got 1 env for 2 ranks"),
+        ({"run": RUN | {"ranks_per_env": 2}}, "--ranks must be multiples of --ranks-per-env 2, got 1"),
     ],
 )
 def test_what_no_study_can_be_is_refused(change, words):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from mpi_rollout.envs.env_maker import EnvMaker
 
-OTHERS = "python benchmarks/compare.py, in a checkout"
+OTHERS = "python benchmarks/compare.py, in a clone"
 INSTALLS = {"stable_baselines3": "[sb3]", "envpool": "[envpool]"}
 
 
