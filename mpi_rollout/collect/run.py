@@ -44,6 +44,7 @@ from mpi_rollout.ranks.set_up import (
     make_rank_envs,
     unwatched_by_gc,
 )
+from mpi_rollout.storage.status import tell_abort
 from mpi_rollout.storage.values import check_storable
 from mpi_rollout.text import counted
 
@@ -77,7 +78,8 @@ def run(config: RolloutConfig) -> int:
 
 def _run(config: RolloutConfig) -> int:
     comm = agreement.come_together(config.start_timeout_s)
-    with job_end.all_or_none(comm):
+    note = partial(tell_abort, config.path, world.rank_and_host(comm.rank))
+    with job_end.noting_abort(note), job_end.all_or_none(comm):
         others_go_on = config.on_rank_loss == "shrink"
         with job_end.no_early_end(comm, others_go_on), HeardTwice(partial(job_end.interrupt, comm, is_hanging=True)):
             code, timer = _collect(config, comm, _hear_signals())

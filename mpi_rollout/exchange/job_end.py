@@ -35,6 +35,7 @@ END_VARIABLE = "MPI_ROLLOUT_END_S"
 END_TIMEOUT_S = 10.0  # Programs that end at all need less; an allocation costs more.
 SAME_S = 0.3  # Between signals of a launcher to its ranks.
 LAST_WORDS_S = 5.0  # The time for the message and MPI's end after that.
+_notes: list[Callable[[int], object]] = []  # Called with the exit code before this rank ends the job.
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 
@@ -134,9 +135,21 @@ def interrupt(comm: "MPI.Comm", words: str = "interrupted", is_hanging: bool = F
     abort(comm, Interrupted.exit_code)
 
 
+@contextmanager
+def noting_abort(note: Callable[[int], object]) -> Iterator[None]:
+    """Call `note` with the exit code before this rank ends the job by `abort`."""
+    _notes.append(note)
+    try:
+        yield
+    finally:
+        _notes.remove(note)
+
+
 def abort(comm: "MPI.Comm", code: int) -> NoReturn:
     """End all ranks at once with an exit code, after the launcher has read what this one said."""
     settle()
+    for note in _notes:
+        note(code)
     _await_reader(STDERR)
     release()
     exits.allow_all()  # MPI_Abort may call exit().
