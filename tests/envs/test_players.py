@@ -30,8 +30,8 @@ class Changed:
     def reset(self):
         return tuple(map(self._changed, self._pool.reset()))
 
-    def step(self, actions: Any):
-        return tuple(map(self._changed, self._pool.step(actions)))
+    def _recv(self):
+        return [self._changed(part) for part in self._pool._recv()]
 
     def _changed(self, part: Any) -> Any:
         if isinstance(part, dict):
