@@ -190,6 +190,8 @@ def finalize() -> None:
     """End MPI, if it was started and has not been ended.  **Collective**."""
     mpi = loaded_mpi()
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        if (petsc := sys.modules.get("petsc4py.PETSc")) is not None:
+            petsc._finalize()  # At the interpreter's end it would call MPI after MPI's end, and abort.
         mpi.Finalize()
 
 
