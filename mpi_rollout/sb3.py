@@ -26,7 +26,7 @@ from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.env_maker import EnvFunction
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.text import pip_install
-from mpi_rollout.train.agent_rows import AgentRows, StepOfRows
+from mpi_rollout.train.agents import AgentRows, StepOfRows
 from mpi_rollout.train.connect import connect
 from mpi_rollout.train.vector_env import MPIVectorEnv
 

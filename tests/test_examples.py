@@ -55,6 +55,7 @@ def output_of(job: Job, num_ranks: int | None, name: str, *options: str) -> str:
 NEEDS_TORCH = pytest.mark.skipif(not find_spec("torch"), reason="needs torch")
 
 
+@pytest.mark.any_mpi
 @NEEDS_TORCH
 @pytest.mark.mpi(2)
 def test_a_learner_learns_from_what_the_ranks_take_while_it_learns(job: Job, num_ranks: int):
@@ -65,6 +66,7 @@ def test_a_learner_learns_from_what_the_ranks_take_while_it_learns(job: Job, num
     assert early < 25 and returns[-1] > 30, out
 
 
+@pytest.mark.any_mpi
 @NEEDS_TORCH
 @pytest.mark.mpi(3)
 def test_nobody_waits_for_the_slower_rank(job: Job, num_ranks: int):

@@ -58,6 +58,7 @@ def test_more_ranks_than_there_is_water_for_are_refused(found: Found):
     assert found["refused"] == "a rank needs 2 rows, got 7 rows on 4 ranks; use fewer ranks"
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi
 def test_a_run_gives_the_same_bytes_for_any_number_of_ranks_per_env(job: Job):
     run = ("--env-factory", f"{WATER}/env.py:make_env", "--env-kwargs", '{"num_cells": 15, "num_steps": 8}')

@@ -270,8 +270,7 @@ def say_resumed(source: str, past: Past, steps: tuple[int, int], lost: Mapping[i
 def load(block: Block, past: Past, lost: Collection[int], columns: Columns) -> None:
     """Fill a block with what there is of its rows; of the lost envs with the end of their episodes."""
     for name, array in block.named.items():
-        if name in columns:  # An older version may not have had the column.
-            rows = columns[name][block.start : past.num_steps + has_last_row(name)]
-            array[: len(rows)] = rows
+        rows = columns[name][block.start : past.num_steps + has_last_row(name)]
+        array[: len(rows)] = rows
     if past.num_steps > block.start:
         block.truncations[past.num_steps - 1 - block.start, sorted(lost)] = True

@@ -24,8 +24,6 @@ from mpi_rollout.collect.team import RankTeam
 from mpi_rollout.collect.team_end import TeamEnd
 from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.columns import with_masks
-from mpi_rollout.core.layout import Block
 from mpi_rollout.core.policy_kinds import MAKE_POLICY
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.drive.actions import (
@@ -228,11 +226,10 @@ class Root:
         from mpi_rollout.storage.ownership import check_free_space
         from mpi_rollout.storage.writer import Writer
 
-        spaces, contents = (self._facts.observation_space, self._facts.action_space), self._driver.exchanges.contents
-        others = contents.extras + with_masks(contents.kept_infos)
-        nbytes = Block.row_nbytes(*spaces, self._config.num_envs, others)
+        contents = self._driver.exchanges.contents
+        nbytes = contents.row_nbytes(self._config.num_envs)
         # All shards of a set have chunks of as many rows, whoever writes how many of them.
-        num_rows = schema.rows_per_block(Block.row_nbytes(*spaces, self._team.widest, others), self._config.num_steps)
+        num_rows = schema.rows_per_block(contents.row_nbytes(self._team.widest), self._config.num_steps)
         if contents.counts_only:
             num_rows = max(self._lengths.most, UNREAD_ROWS)
         else:
@@ -241,7 +238,7 @@ class Root:
             check_blocks(NUM_BLOCKS * num_rows * nbytes)
         whole = self._team.whole
         if self._team.speaks and (
-            size := check_free_space(whole, Block.row_nbytes(*spaces, whole.num_envs, others), *self._old_nbytes)
+            size := check_free_space(whole, contents.row_nbytes(whole.num_envs), *self._old_nbytes)
         ):  # Of all teams: their shards are in one folder.
             say(f"mpi_rollout: {size}\n")
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]

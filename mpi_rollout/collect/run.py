@@ -16,7 +16,7 @@ from mpi_rollout.collect.scalars import check_log_dir
 from mpi_rollout.collect.team import RankTeam, find_team
 from mpi_rollout.collect.trace import Trace, check_trace
 from mpi_rollout.config import RolloutConfig, versions
-from mpi_rollout.core.layout import Block
+from mpi_rollout.core.layout import Contents
 from mpi_rollout.core.partition import EnvRanks
 from mpi_rollout.core.policy_kinds import FORMATS, MADE, kind_of_name
 from mpi_rollout.core.seeding import seed_global_generators
@@ -42,8 +42,8 @@ from mpi_rollout.ranks.set_up import (
     assemble,
     divided,
     make_rank_envs,
-    unwatched_by_gc,
 )
+from mpi_rollout.storage.status import tell_abort
 from mpi_rollout.storage.values import check_storable
 from mpi_rollout.text import counted
 
@@ -77,7 +77,8 @@ def run(config: RolloutConfig) -> int:
 
 def _run(config: RolloutConfig) -> int:
     comm = agreement.come_together(config.start_timeout_s)
-    with job_end.all_or_none(comm):
+    note = partial(tell_abort, config.path, world.rank_and_host(comm.rank))
+    with job_end.noting_abort(note), job_end.all_or_none(comm):
         others_go_on = config.on_rank_loss == "shrink"
         with job_end.no_early_end(comm, others_go_on), HeardTwice(partial(job_end.interrupt, comm, is_hanging=True)):
             code, timer = _collect(config, comm, _hear_signals())
@@ -117,18 +118,17 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
     limit = Limit(rank_envs.plan.make, config.seed, worker.exchanges.control, envs, facts.action_space)
     worker.methods |= {"limit": limit, "seed_again": seed_again}
     trace = Trace(config, worker)
-    with unwatched_by_gc():
-        worker.stop_on_signals(asked)
-        worker.aborts_if_unheard = True
-        root = None
-        if source is not None and output is not None:
-            root = Root(team, source, output, worker, facts, ranks.hosts_of(hosts), trace)
-        code = worker.serve()[1] if root is None else root.drive()
-        worker.exchanges.free()
-        team.free(ranks.comm)
-        if ranks.group is not None and ranks.group.is_broken:  # The root has told why.
-            job_end.abort(comm, code or EnvError.exit_code)
-        return code, job_end.watch_end(comm, code).begin()
+    worker.stop_on_signals(asked)
+    worker.aborts_if_unheard = True
+    root = None
+    if source is not None and output is not None:
+        root = Root(team, source, output, worker, facts, ranks.hosts_of(hosts), trace)
+    code = worker.serve()[1] if root is None else root.drive()
+    worker.exchanges.free()
+    team.free(ranks.comm)
+    if ranks.group is not None and ranks.group.is_broken:  # The root has told why.
+        job_end.abort(comm, code or EnvError.exit_code)
+    return code, job_end.watch_end(comm, code).begin()
 
 
 def _find_team(config: RolloutConfig, ranks: JobRanks) -> RankTeam:
@@ -152,8 +152,7 @@ def _step_along(config: RolloutConfig, ranks: JobRanks) -> tuple[int, Timer]:
         raise error
     agreement.agree(ranks.job, member.serve, lambda _: {}, config.start_timeout_s, agreement.LIMIT)
     world.take_names_off_shared_memory(ranks.job)
-    with unwatched_by_gc():
-        code = member.serve()
+    code = member.serve()
     return code, job_end.watch_end(ranks.job, code).begin()
 
 
@@ -245,7 +244,8 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
             plan.make_model()
         elif source.kind in FORMATS:
             load_model(source, facts.observation_space, facts.action_space)
-        size = check_free_space(config, Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs))
+        contents = Contents(facts.observation_space, facts.action_space)
+        size = check_free_space(config, contents.row_nbytes(config.num_envs))
         envs.close()
     return (
         f"ready: {counted(config.num_envs, 'env')} on {counted(num_ranks, 'rank')}, --out {config.out}"

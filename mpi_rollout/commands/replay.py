@@ -16,7 +16,6 @@ from mpi_rollout.collect.replay import Replay, driver_of, earliest
 from mpi_rollout.commands.consent import Consent
 from mpi_rollout.config import versions
 from mpi_rollout.core.columns import RESULTS, has_last_row, result_name
-from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import describe as describe_space
 from mpi_rollout.data.columns import columns_of
@@ -113,7 +112,7 @@ def differences_of(stored: StoredRun, make: EnvMaker, episodes: Sequence[np.void
             check_spaces(stored, envs)
             check_promise(stored, envs)
             driver, rows = driver_of(make, envs), list(group)
-            nbytes = Block.row_nbytes(driver.observation_space, driver.action_space, 1)
+            nbytes = driver.exchanges.contents.row_nbytes(1)
             longest = max(int(row["length"]) for row in rows)
             driver.make_room(max(1, min(MOST_ROOM, ROOM_NBYTES // nbytes, longest)))
             yield from filter(None, (_failure_or_difference(stored, driver, envs, row) for row in rows))

@@ -92,7 +92,12 @@ def checked_types(value: object) -> Types | str:
     if not isinstance(value, Mapping):
         got = shortened(json.dumps(value), 80)
         raise UsageError(OPTION, f" must be {ALL} or types such as {EXAMPLE}, got {got}")
-    types: Types = {str(name): _checked(name, kind) for name, kind in value.items()}
+    types: Types = {}
+    for name, kind in value.items():
+        try:
+            types[str(name)] = _written(*read_type(kind, STORED, most_bytes=8))
+        except ValueError as error:
+            raise UsageError(OPTION, f": {name!r} {error}") from error
     names = dict.fromkeys([*types, *map(mask_name, types)])  # Names that the user has typed are refused first.
     try:
         check_names(names)
@@ -101,14 +106,6 @@ def checked_types(value: object) -> Types | str:
     if len(names) < 2 * len(types):
         raise UsageError(OPTION, ": the mask of 'x' is stored as '_x'; an info may not have that name")
     return types
-
-
-def _checked(name: object, kind: object) -> str | list[object]:
-    try:
-        dtype, shape = read_type(kind, STORED, most_bytes=8)
-    except ValueError as error:
-        raise UsageError(OPTION, f": {name!r} {error}") from error
-    return _written(dtype, shape)
 
 
 def _written(dtype: np.dtype, shape: Sequence[int]) -> str | list[object]:

@@ -33,9 +33,7 @@ class StoredColumn:
     rows: Rows = Rows.STEPS
     described_as: str = ""  # The name of the arrays in a file's attribute `spaces`; "" where `leaf` describes them.
     leaf: Leaf | None = None  # What the array is where it is the same for all envs; the envs' ranks then fill it.
-    since: int = 1  # The first format version of files that have the column.
-    in_runs: bool = True
-    in_recordings: bool = True
+    in_runs: bool = True  # And not in recordings alone.
 
 
 ALIVE = Leaf(("alive",), np.dtype(np.bool_), ())  # Of an agent: it acts in the next step.
@@ -63,7 +61,6 @@ TABLE = {
 }
 # The columns that `step` of an env returns besides observations and infos.
 RESULTS = tuple(column.leaf for column in TABLE.values() if column.leaf is not None and column.leaf is not ALIVE)
-NEWEST = max(column.since for column in TABLE.values())
 OF_ONE = {"rewards": "reward", "terminations": "terminated", "truncations": "truncated"}
 
 
@@ -79,16 +76,16 @@ def outcomes_of(agents: Sequence[str]) -> dict[str, Leaf]:
 
 
 def stored_leaves(
-    described: Mapping[str, Sequence[Leaf]], is_recording: bool, version: int = NEWEST, agents: Sequence[str] = ()
+    described: Mapping[str, Sequence[Leaf]], is_recording: bool, agents: Sequence[str]
 ) -> dict[str, dict[str, Leaf]]:
-    """Return the arrays of each column that a file of a format version has: by the column's name, then by their own.
+    """Return the arrays of each column that a file has: by the column's name, then by their own.
 
     `described` has the leaves by the names of `StoredColumn.described_as`; infos are without their masks.
     """
     by_ranks = outcomes_of(agents) | {f"{ALIVE.path}/{agent}": ALIVE for agent in agents}
     stored: dict[str, dict[str, Leaf]] = {}
     for column in TABLE.values():
-        if version < column.since or not (column.in_recordings if is_recording else column.in_runs):
+        if not (is_recording or column.in_runs):
             continue
         if column.leaf is not None:
             stored[column.name] = {name: leaf for name, leaf in by_ranks.items() if leaf is column.leaf}

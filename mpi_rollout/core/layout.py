@@ -27,6 +27,38 @@ UNDONE = 5  # The fragment was cut short, by a signal or to serve other ranks: t
 
 
 @dataclass(frozen=True)
+class Contents:
+    """What moves in each step: the spaces of a single env, and what slots and blocks have besides results.
+
+    Slots have final observations in SAME_STEP mode, and actions where the ranks have the last word on them.  Then they
+    have `extras` too: what a policy gives besides actions.  With `counts_only` nobody reads what the envs give, and it
+    is left out.  With `keeps_infos` the infos are stored.  With `pickles_infos` all infos follow the slots.
+    """
+
+    observation_space: Space
+    action_space: Space
+    has_final_observations: bool = False
+    infos: tuple[Leaf, ...] = ()
+    has_actions: bool = False
+    counts_only: bool = False
+    extras: tuple[Leaf, ...] = ()
+    keeps_infos: bool = False
+    pickles_infos: bool = False
+
+    @property
+    def kept_infos(self) -> tuple[Leaf, ...]:
+        """The infos that blocks have, too."""
+        return self.infos if self.keeps_infos else ()
+
+    def row_nbytes(self, num_envs: int) -> int:
+        """Return the bytes of one step of so many envs in a block."""
+        agents = agents_of(self.observation_space)
+        columns = leaves(self.observation_space) + leaves(self.action_space) + self.extras + with_masks(self.kept_infos)
+        by_ranks = *outcomes_of(agents).values(), *(ALIVE for _ in agents)
+        return num_envs * sum(leaf.nbytes for leaf in columns + by_ranks)
+
+
+@dataclass(frozen=True)
 class Columns:
     """The outcome of one step of some envs: arrays that share their first axis.
 
@@ -70,39 +102,25 @@ class SlotLayout:
     Header and `columns.outcomes_of` come first, `head_nbytes`.  Then come observations, with `ALIVE` of each agent; and
     only where they are wanted actions, extras, final observations, and infos (for each its values and a mask of the
     envs that have it).
-
-    Parameters
-    ----------
-    counts_only
-        Nobody reads what the envs give: there is the header alone.
     """
 
-    def __init__(
-        self,
-        observation_space: Space,
-        capacity: int,
-        has_final_observations: bool = False,
-        infos: tuple[Leaf, ...] = (),
-        actions: tuple[Leaf, ...] = (),
-        counts_only: bool = False,
-        extras: tuple[Leaf, ...] = (),
-    ) -> None:
-        self.observation_space, self.capacity = observation_space, capacity
-        agents = agents_of(observation_space)
-        self.observations = () if counts_only else leaves(observation_space) + (ALIVE,) * len(agents)
-        self.infos, self.actions, self.extras = infos, actions, extras
-        outcomes = () if counts_only else tuple(outcomes_of(agents).values())
-        final_observations = leaves(observation_space) if has_final_observations else ()
-        self._groups = outcomes, self.observations, actions, extras, final_observations, with_masks(infos)
+    def __init__(self, contents: Contents, capacity: int) -> None:
+        self.observation_space, self.capacity, self.infos = contents.observation_space, capacity, contents.infos
+        agents, observations = agents_of(self.observation_space), leaves(self.observation_space)
+        self.observations = () if contents.counts_only else observations + (ALIVE,) * len(agents)
+        has_actions = contents.has_actions
+        self.actions, self.extras = (leaves(contents.action_space), contents.extras) if has_actions else ((), ())
+        outcomes = () if contents.counts_only else tuple(outcomes_of(agents).values())
+        finals = observations if contents.has_final_observations else ()
+        self._groups = outcomes, self.observations, self.actions, self.extras, finals, with_masks(self.infos)
         columns = [leaf for group in self._groups for leaf in group]
         formats = [(leaf.dtype, leaf.shape) for leaf in HEADER]
         formats += [(leaf.dtype, (capacity, *leaf.shape)) for leaf in columns]
         sizes = [-(-capacity * leaf.nbytes // ALIGNMENT) * ALIGNMENT for leaf in columns]
         starts = list(accumulate(sizes, initial=ALIGNMENT))
-        offsets = [*(8 * index for index in range(len(HEADER))), *starts]
         self.nbytes, self.head_nbytes = starts[-1], starts[len(outcomes)]
+        offsets = [*range(0, 8 * len(HEADER), 8), *starts[:-1]]
         names = [str(index) for index in range(len(formats))]
-        offsets = offsets[: len(names)]
         self._row = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": self.nbytes})
 
     def header(self, rows: np.ndarray) -> list[np.ndarray]:
@@ -137,36 +155,21 @@ class Block:
     of these.  `step_s` and `num_ended` (num_rows, num_slots) are the seconds of the slots' steps, and the ends of their
     episodes.
 
-    Parameters
-    ----------
-    counts_only
-        Nobody reads what the envs give: there are `step_s` and `num_ended` alone.
-    has_final_observations
-        The block is of a recording: it has the columns of one, and those for the last observations and infos of
-        episodes, in the rows of their last steps.
+    A recording has columns for the last observations and infos of episodes, too, in the rows of their last steps.
     """
 
     def __init__(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        num_envs: int,
-        num_slots: int,
-        num_rows: int,
-        counts_only: bool = False,
-        extras: tuple[Leaf, ...] = (),
-        has_final_observations: bool = False,
-        infos: tuple[Leaf, ...] = (),
+        self, contents: Contents, num_envs: int, num_slots: int, num_rows: int, is_recording: bool = False
     ) -> None:
         self.num_rows = num_rows
         self.start = 0  # The step of row 0.
         self.named: dict[str, np.ndarray] = {}
         self.headers = np.zeros((num_rows, num_slots, len(HEADER)), np.int64)  # Those of the slots' rows.
         self.step_s, self.num_ended = self.headers[..., 0].view(np.float64), self.headers[..., -1]
-        described = {"observation": leaves(observation_space), "action": leaves(action_space)}
-        described |= {"extra": extras, "info": infos}
-        agents = agents_of(observation_space)
-        stored = {} if counts_only else stored_leaves(described, has_final_observations, agents=agents)
+        described = {"observation": leaves(contents.observation_space), "action": leaves(contents.action_space)}
+        described |= {"extra": contents.extras, "info": contents.kept_infos}
+        agents, counts_only = agents_of(contents.observation_space), contents.counts_only
+        stored = {} if counts_only else stored_leaves(described, is_recording, agents)
         arrays: dict[str, list[np.ndarray]] = defaultdict(list)
         for column, group in stored.items():
             for name, leaf in group.items():
@@ -187,14 +190,6 @@ class Block:
         if outcomes:
             self.rewards, self.terminations, self.truncations = self.results
 
-    @staticmethod
-    def row_nbytes(observation_space: Space, action_space: Space, num_envs: int, others: tuple[Leaf, ...] = ()) -> int:
-        """Return the bytes of one step of all envs; `others` are the leaves of extras and of infos with their masks."""
-        agents = agents_of(observation_space)
-        by_ranks = *outcomes_of(agents).values(), *(ALIVE for _ in agents)
-        columns = leaves(observation_space) + leaves(action_space) + others + by_ranks
-        return num_envs * sum(leaf.nbytes for leaf in columns)
-
 
 def split_by_rank(array: np.ndarray, partition: Partition) -> list[np.ndarray]:
     """Return views of a (num_rows, num_envs, ...) array as (num_rows, ranks, envs_per_rank, ...), one per range."""
@@ -207,12 +202,8 @@ def split_by_rank(array: np.ndarray, partition: Partition) -> list[np.ndarray]:
 class SlotUnpacker:
     """A block seen as the slots are, so that the slots of all ranks and envs take a few strided copies.
 
-    Parameters
-    ----------
-    slots
-        Those of all ranks of `partition`, of shape (num_ranks, num_rows, layout.nbytes).
-    slot_columns
-        Which of all slots these are, in `block.headers`.
+    `slots` are those of all ranks of `partition`, of shape (num_ranks, num_rows, layout.nbytes), `slot_columns` their
+    places in `block.headers`.
     """
 
     def __init__(

@@ -40,10 +40,7 @@ class Partition:
     `root_envs` are those of rank 0, which may have none.  `first_env` is the index of the first env, where these envs
     are some of all envs.
 
-    Raises
-    ------
-    UsageError
-        A rank that should step envs would get none.
+    UsageError if a rank that should step envs would get none.
     """
 
     num_envs: int
@@ -67,7 +64,6 @@ class Partition:
 
     @property
     def envs(self) -> range:
-        """Return the indices of all these envs."""
         return range(self.first_env, self.first_env + self.num_envs)
 
     @property
@@ -89,7 +85,6 @@ class Partition:
         return root, *_even_ranges(1, self.num_ranks - 1, range(root.envs.stop, self.envs.stop))
 
     def envs_of(self, rank: int) -> range:
-        """Return the env indices of one rank."""
         for ranks in self.ranges:
             if ranks.first_rank <= rank < ranks.first_rank + ranks.num_ranks:
                 start = ranks.first_env + (rank - ranks.first_rank) * ranks.envs_per_rank
@@ -118,10 +113,7 @@ class Division:
     step one group while the root is busy with another.  With `first_ready` each rank that steps envs is a group.
     `root_envs` are those of rank 0 in all groups.
 
-    Raises
-    ------
-    UsageError
-        A rank that should step envs would get none.
+    UsageError if a rank that should step envs would get none.
     """
 
     num_envs: int
@@ -165,7 +157,6 @@ class Division:
 
     @cached_property
     def stepping_ranks(self) -> tuple[int, ...]:
-        """Return the ranks that own envs."""
         return tuple(range(self.num_ranks - self.whole.num_workers, self.num_ranks))
 
     def envs_of(self, rank: int) -> tuple[range, ...]:
@@ -189,10 +180,7 @@ class EnvRanks:
     `nodes` has the node of each rank.  A root that steps no envs, with `root_envs` 0, is by itself.  The first rank of
     each group, and such a root, are the first ranks: the job is divided among them as if it had no other ranks.
 
-    Raises
-    ------
-    UsageError
-        Some ranks would be left.
+    UsageError if some ranks would be left.
     """
 
     nodes: tuple[str, ...]
@@ -204,16 +192,12 @@ class EnvRanks:
         if num_ranks % self.ranks_per_env or not num_ranks:
             got = f"{counted(num_ranks, 'rank')}" + " besides the root, which steps no envs" * self._num_apart
             needs = f" must divide the number of ranks that step envs, got {got}; start the program with "
-            raise UsageError(Option("ranks_per_env", self.ranks_per_env), f"{needs}mpirun -n {self._fitting_number}")
+            fitting = self._num_apart + max(1, num_ranks // self.ranks_per_env) * self.ranks_per_env
+            raise UsageError(Option("ranks_per_env", self.ranks_per_env), f"{needs}mpirun -n {fitting}")
 
     @property
     def _num_apart(self) -> int:
         return int(self.root_envs == 0)
-
-    @property
-    def _fitting_number(self) -> int:
-        num_groups = max(1, (len(self.nodes) - self._num_apart) // self.ranks_per_env)
-        return self._num_apart + num_groups * self.ranks_per_env
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:

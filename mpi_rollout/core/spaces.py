@@ -8,7 +8,7 @@ An action mask says which actions an env allows in its next step; it is the info
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -101,24 +101,21 @@ def _leaf(keys: Keys, space: Space) -> Leaf:
 
 def tree_of(space: Space, arrays: Iterable[T]) -> Tree:
     """Put one array per leaf in the place of its leaf: the inverse of taking `leaf.of(tree)` for all leaves."""
-    return _next_tree(space, iter(arrays))
-
-
-def _next_tree(space: Space, arrays: Iterator[T]) -> Tree:
+    arrays = iter(arrays)  # An iterator gives itself: members of a tree take one after the other.
     if isinstance(space, spaces.Dict):
-        return {key: _next_tree(child, arrays) for key, child in space.spaces.items()}
+        return {key: tree_of(child, arrays) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_next_tree(child, arrays) for child in space.spaces)
+        return tuple(tree_of(child, arrays) for child in space.spaces)
     return next(arrays)
 
 
-def rows_of(tree: Tree, envs: slice | np.ndarray) -> Tree:
-    """Return views of some envs' rows of batched arrays."""
-    if isinstance(tree, dict):
-        return {key: rows_of(value, envs) for key, value in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(rows_of(value, envs) for value in tree)
-    return tree[envs]
+def map_tree(function: Callable[..., Tree], *trees: Tree) -> Tree:
+    """Call a function for each leaf, with the arrays that some trees have there; return the tree of its results."""
+    if isinstance(trees[0], dict):
+        return {key: map_tree(function, *(tree[key] for tree in trees)) for key in trees[0]}
+    if isinstance(trees[0], tuple):
+        return tuple(map_tree(function, *members) for members in zip(*trees, strict=True))
+    return function(*trees)
 
 
 def describe(space: Space) -> dict[str, object]:
@@ -186,15 +183,8 @@ def rounding(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> np.ndarray:
 class Bounds:
     """Tells which values of a leaf are wrong: "not_finite" (NaN and infinity), or else "out_of_bounds".
 
-    Parameters
-    ----------
-    low, high
-        Both inclusive, with the leaf's dtype, and with its shape or one number for all components.
-
-    Attributes
-    ----------
-    kinds
-        How values of this dtype can be wrong: in no way for an image of bytes from 0 to 255.
+    `low` and `high` are inclusive, of the leaf's dtype, and of its shape or one number for all components.  `kinds` are
+    the ways in which values of this dtype can be wrong: none for an image of bytes from 0 to 255.
     """
 
     def __init__(self, dtype: np.dtype, low: np.ndarray, high: np.ndarray) -> None:
@@ -259,15 +249,14 @@ def first_of(wrong: np.ndarray) -> list[int]:
 
 def wrong_values_text(datasets: Sequence[WrongValues]) -> str:
     """Return a text about wrong values of a file, which `storage.values` has counted for each dataset and kind."""
-    return ", ".join(map(_wrong_values_text, datasets))
-
-
-def _wrong_values_text(wrong: WrongValues) -> str:
-    group, _, leaf = wrong["dataset"].partition("/")
-    noun, whose = (group.removesuffix("s"), "its") if wrong["count"] == 1 else (group, "their")
-    name = f"{wrong['count']:,} {noun}" + (f" {leaf!r}" if leaf else "")
-    what = f"outside of {whose} space" if wrong["kind"] == "out_of_bounds" else "not finite"
-    return f"{name} {what} (first: env {wrong['env_index']}, step {wrong['step']:,})"
+    texts = []
+    for wrong in datasets:
+        group, _, leaf = wrong["dataset"].partition("/")
+        noun, whose = (group.removesuffix("s"), "its") if wrong["count"] == 1 else (group, "their")
+        name = f"{wrong['count']:,} {noun}" + (f" {leaf!r}" if leaf else "")
+        what = f"outside of {whose} space" if wrong["kind"] == "out_of_bounds" else "not finite"
+        texts.append(f"{name} {what} (first: env {wrong['env_index']}, step {wrong['step']:,})")
+    return ", ".join(texts)
 
 
 def mask_sizes(space: Space) -> list[int]:

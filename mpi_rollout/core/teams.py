@@ -21,7 +21,6 @@ class Team(NamedTuple):
 
     @property
     def envs(self) -> range:
-        """Return the indices of its envs."""
         return range(self.shards[0].start, self.shards[-1].stop)
 
 

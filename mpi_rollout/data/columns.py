@@ -118,12 +118,3 @@ def named_arrays(path: str, tree: Tree) -> Iterator[tuple[str, Tree]]:
         return
     for name, part in named_parts(tree):
         yield from named_arrays(f"{path}/{name}", part)
-
-
-def map_tree(function: Callable[..., Tree], *trees: Tree) -> Tree:
-    """Call a function for each leaf, with the arrays that some trees have there; return the tree of its results."""
-    if isinstance(trees[0], dict):
-        return {key: map_tree(function, *(tree[key] for tree in trees)) for key in trees[0]}
-    if isinstance(trees[0], tuple):
-        return tuple(map_tree(function, *members) for members in zip(*trees, strict=True))
-    return function(*trees)

@@ -10,8 +10,8 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from mpi_rollout.core.spaces import Space, Tree
-from mpi_rollout.data.columns import group_tree, map_tree
+from mpi_rollout.core.spaces import Space, Tree, map_tree
+from mpi_rollout.data.columns import group_tree
 
 Arrays = dict[str, np.ndarray]
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mpi_rollout.core.spaces import Space, Tree
-from mpi_rollout.data.columns import group_tree, map_tree
+from mpi_rollout.core.spaces import Space, Tree, map_tree
+from mpi_rollout.data.columns import group_tree
 from mpi_rollout.storage.stored_file import StoredFile
 from mpi_rollout.storage.stored_run import StoredRun
 

@@ -17,12 +17,12 @@ import gymnasium
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig, versions
+from mpi_rollout.core.layout import Contents, SlotLayout
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.doctor.findings import OK, WARN, Finding, Report, first_few, warning_if
 from mpi_rollout.envs.bare import make_bare
 from mpi_rollout.envs.env_maker import maker_of
 from mpi_rollout.errors import StorageError
-from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.world import claimed_local_size, claimed_size
 from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
 from mpi_rollout.storage.ownership import check_place
@@ -218,7 +218,7 @@ def judge_env(config: RolloutConfig) -> Finding:
     policy = RandomPolicy(contents.action_space, range(1), 0)
     rate = make_bare(make, range(1), 0, [policy.at(step) for step in range(BLOCK_STEPS)])(1.0)
     num_here = -(-config.num_envs // claimed_size()[0])
-    slot_nbytes = contents.slot_layout(num_here).nbytes
+    slot_nbytes = SlotLayout(contents, num_here).nbytes
     nbytes = sum(leaf.nbytes for leaf in leaves(contents.observation_space))
     step_us = 1e6 / rate
     is_costly = reset_us > max(2 * unseeded_us, unseeded_us + COSTLY_SEED_US)

@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from mpi_rollout.collect.advice import COSTLY
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.layout import Contents
 from mpi_rollout.core.partition import Division, EnvRanks
 from mpi_rollout.doctor.findings import BAD, OK, WARN, Finding, Report, first_few, warning_if
 from mpi_rollout.doctor.launch import how_to_bind, judge_launcher, load_library
@@ -20,7 +21,7 @@ from mpi_rollout.errors import UsageError, as_flag
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
-from mpi_rollout.exchange.orders import Command, Contents
+from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.waiting import ranks_per_core
 from mpi_rollout.process.host import physical_cores, processor_quota, processor_time
 from mpi_rollout.text import counted, first_line, pip_install

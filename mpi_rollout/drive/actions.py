@@ -8,6 +8,7 @@ Actions that come back with the slots are stored from there.  Others go into the
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from mpi_rollout.core.columns import with_masks
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.policy_kinds import MADE
-from mpi_rollout.core.spaces import Space, Tree, rows_of, tree_of
+from mpi_rollout.core.spaces import Space, Tree, map_tree, tree_of
 from mpi_rollout.drive.blocks import Blocks
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
@@ -62,12 +63,8 @@ class PolicyOnRanks:
     is the mode of an `ActionReader`, `version` says how many times the policy got new parameters, and `takes` what it
     takes besides observations.
 
-    Raises
-    ------
-    UsageError
-        The ranks have made policies with parameters of other names, dtypes or shapes.
-    RankError
-        A rank cannot load it.
+    UsageError if ranks have made policies with parameters of other names, dtypes or shapes; RankError if a rank cannot
+    load it.
     """
 
     def __init__(
@@ -100,10 +97,7 @@ class PolicyOnRanks:
     def set_parameters(self, parameters: Mapping[str, object] | Sequence[object]) -> None:
         """Send parameters to all ranks; to each with its next order where ranks are served as they get ready.
 
-        Raises
-        ------
-        UsageError
-            They are not those of the policy; nothing was sent.
+        UsageError if they are not those of the policy; nothing was sent then.
         """
         if self._layout is None:
             raise UsageError(
@@ -179,10 +173,7 @@ class ModelActions:
 class PolicyActions:
     """A callable on the root.  It gives actions of one step, or a plan: those of several steps.
 
-    Parameters
-    ----------
-    most
-        The longest fragment: more than one step needs plans.
+    `most` is the longest fragment: more than one step needs plans.
     """
 
     def __init__(self, driver: Driver, policy: Policy, most: int = 1):
@@ -234,7 +225,7 @@ class PolicyActions:
         """Take up the plan within which a run was stopped, with the observations that it was made from."""
         assert self.recall is not None, "a run that begins asks first in step 0"
         lane, first = span.lane, span.step - span.step % self._length
-        actions = _asked(self._policy, rows_of(self.recall(first), lane.envs))
+        actions = _asked(self._policy, map_tree(itemgetter(lane.envs), self.recall(first)))
         plan = self._driver.read.plan(actions, lane.env_indices)
         if plan is None:
             raise ActionError(f"the policy gave the actions of one step, after a plan of {self._length} steps")

@@ -23,16 +23,8 @@ class Discard:
 class Blocks:
     """The blocks that are being filled, of equally many rows.
 
-    Parameters
-    ----------
-    acquire
-        Called with the number of blocks that are open.  It gives another block, or None where the oldest must be
-        closed first.
-
-    Attributes
-    ----------
-    stop
-        The first step that has no row yet.
+    `acquire` is called with the number of open blocks.  It gives another block, or None where the oldest must be closed
+    first.  `stop` is the first step that has no row yet.
     """
 
     def __init__(self, acquire: Callable[[int], Block | None]):

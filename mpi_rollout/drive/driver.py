@@ -22,25 +22,7 @@ from mpi_rollout.text import words_of
 class Driver:
     """The root's control of all ranks; the other ranks `Worker.serve`.
 
-    Parameters
-    ----------
-    actions, action
-        The mode in which actions are read, and what messages call one, see `action_check.ActionReader`.
-
-    Attributes
-    ----------
-    restarts
-        Restarts of envs that infos do not report.
-    interrupted
-        After a failure: lanes whose slots have come, with steps that nobody has taken in.
-    serves_first_ready
-        Each rank has a lane of its own, and the one that is ready first is served first.
-    under_way
-        The lanes whose slots have not been taken in, in the order in which orders were posted to them.
-    on_loss
-        Called with the lost ranks, before the slots of the step in which they were lost are taken in.
-    has_fault
-        An env has failed, and no env of its slice is stepped until `begin_anew`; or infos could not be read.
+    `actions` is the mode in which actions are read, and `action` what messages call one, see `ActionReader`.
     """
 
     def __init__(self, exchanges: Exchanges, worker: Worker, actions: str, action: str = OF_POLICY):
@@ -48,21 +30,22 @@ class Driver:
         contents = exchanges.contents
         self.observation_space, self.action_space = contents.observation_space, contents.action_space
         self.lanes = [Lane(exchange) for exchange in exchanges.all]
-        self.under_way: dict[Lane, None] = {}
-        self.restarts: list[LaneRestart] = []
-        self.interrupted: list[Lane] = []
+        self.under_way: dict[Lane, None] = {}  # Their slots have not been taken in; in the order of their orders.
+        self.restarts: list[LaneRestart] = []  # Of envs, which infos do not report.
+        self.interrupted: list[Lane] = []  # After a failure: their slots have come, and nobody has taken them in.
+        # Called with the lost ranks, before the slots of the step in which they were lost are taken in.
         self.on_loss: Callable[[list[int]], None] = lambda ranks: None
         self.num_envs = exchanges.division.num_envs
         self._lane_of = {lane.exchange: lane for lane in self.lanes}
         self.read = ActionReader(self.action_space, actions, action)
-        self.serves_first_ready = exchanges.division.first_ready
+        self.serves_first_ready = exchanges.division.first_ready  # Each rank has a lane of its own.
         first = self.lanes[0]
         self._own_lane = first if self.serves_first_ready and first.exchange.first_rank == ROOT else None
         if self._own_lane is not None:  # Other ranks are served between the steps of a fragment of the root's envs.
             worker.is_wanted = exchanges.has_arrivals
         self._num_passed = 0  # Slots of others that have come while the root's own slice waits to be stepped.
         self._signal_of_others = 0
-        self.has_fault = False
+        self.has_fault = False  # An env has failed: its slice waits for `begin_anew`.  Or infos could not be read.
 
     @property
     def stop_signal(self) -> int:
@@ -70,10 +53,7 @@ class Driver:
         return self.worker.stop_signal or self._signal_of_others
 
     def block(self, num_rows: int) -> Block:
-        """Make a block for all envs."""
-        spaces, contents = (self.observation_space, self.action_space), self.exchanges.contents
-        sizes = self.num_envs, self.exchanges.num_slots, num_rows
-        return Block(*spaces, *sizes, contents.counts_only, contents.extras, infos=contents.kept_infos)
+        return Block(self.exchanges.contents, self.num_envs, self.exchanges.num_slots, num_rows)
 
     def unpackers(self, block: Block) -> dict[Lane, SlotUnpacker]:
         """Return the places in a block's rows into which the slots of each lane are laid."""
@@ -114,10 +94,7 @@ class Driver:
     def await_some(self, least: int = 1) -> list[Lane]:
         """Wait for the slots of some lanes: the oldest, or with first ready `least` at least; return these lanes.
 
-        Raises
-        ------
-        RankError
-            An env failed on some rank.
+        RankError if an env failed on some rank.
         """
         lanes = self._arrivals(least) if self.serves_first_ready else [self._take_part(next(iter(self.under_way)))]
         is_marked = False
@@ -275,10 +252,7 @@ class Driver:
 def packed(value: object) -> bytes:
     """Pickle what is for all ranks, before an order is posted, after which they would wait for it.
 
-    Raises
-    ------
-    TypeError
-        It cannot be pickled.
+    TypeError if it cannot be pickled.
     """
     try:
         return pickle.dumps(value)

@@ -20,22 +20,15 @@ EVERYTHING = slice(None)
 
 
 class Lane:
-    """The envs of one exchange: neighbours, `envs` of all.
-
-    Attributes
-    ----------
-    num_rows
-        How many steps of the last slots are complete on all ranks.
-    has_failed
-        Whether an env failed in them, once `read_marks` has seen them.
-    """
+    """The envs of one exchange: neighbours, `envs` of all."""
 
     def __init__(self, exchange: Exchange):
         self.exchange = exchange
         self.env_indices = np.arange(exchange.partition.envs.start, exchange.partition.envs.stop)
         self.envs = slice(exchange.partition.envs.start, exchange.partition.envs.stop)
         self.num_envs = len(self.env_indices)
-        self.num_rows, self.has_failed = 1, False
+        self.num_rows = 1  # Steps of the last slots that are complete on all ranks.
+        self.has_failed = False  # An env failed in them, as `read_marks` has seen.
         self.arguments: tuple[object, ...] = ()  # Those of the last order, if it asked for no steps.
 
     @property
@@ -87,10 +80,7 @@ def parts_of(lanes: Sequence[Lane]) -> list[tuple[Lane, slice]]:
 def infos_of(lanes: Sequence[Lane], num_steps: int = 1) -> list[Info]:
     """Take the infos that came with the last slots of some lanes: for each step one dict of all envs.
 
-    Raises
-    ------
-    DataError
-        What envs say does not fit into one dict, or cannot be read here.
+    DataError if what envs say does not fit into one dict, or cannot be read here.
     """
     taken = [lane.exchange.infos.take() for lane in lanes]
     columns = lanes[0].exchange.layout.infos

@@ -47,10 +47,7 @@ class InfoGatherer:
     def add(self, gathered: Info, infos: Sequence[Info], start: int = 0) -> Info:
         """Add the infos of the envs from `start` on to those of the envs before.
 
-        Raises
-        ------
-        DataError
-            An info cannot stand beside those of the envs before it.
+        DataError if an info cannot stand beside those of the envs before it.
         """
         if not any(infos):
             return gathered
@@ -123,12 +120,6 @@ class MaskColumn:
         self._flags[:] = False
         self._put(list(self.places), [infos[MASK_NAME][place] for place in self.places])
         self._flags[ended] = False
-
-    def info_of(self, place: int) -> Info:
-        """Return an info that says the mask of an env once more."""
-        if not self._has_column or not self._flags[place]:
-            return {}
-        return {MASK_NAME: np.unpackbits(self._values[place], count=sum(self._sizes))}
 
     def _put(self, places: list[int], masks: list[object]) -> None:
         """Write masks; without a valid mask, an env's actions are not limited in this step."""

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.core.layout import Columns, SlotLayout
+from mpi_rollout.core.layout import Columns, Contents, SlotLayout
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import Tree, leaves, tree_of
 from mpi_rollout.envs import faults, inputs
@@ -73,7 +73,8 @@ class LoopVectorEnv(SingleEnvs):
         self.infos = InfoGatherer(infos, first_env_index, self._add_info)
         is_same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         self._leaves, self._casting = leaves(self.single_observation_space), Casting(on_fault.strict_dtypes)
-        layout = SlotLayout(self.single_observation_space, self.num_envs, has_final_observations=is_same_step)
+        contents = Contents(self.single_observation_space, self.single_action_space, is_same_step)
+        layout = SlotLayout(contents, self.num_envs)
         self.columns = layout.columns(np.zeros(layout.nbytes, np.uint8), self.num_envs)
         self.write_to([self.columns])
         # What the next step calls: a step, or a reset.  OrderEnforcing is in charge until the first one.
@@ -195,7 +196,6 @@ class LoopVectorEnv(SingleEnvs):
         self, indices: Sequence[int], seeds: Sequence[int | None], options: Sequence[inputs.OptionsOfOne]
     ) -> Reset:
         """Reset some envs; the rows of the others stay as they are."""
-        observations: list[object] = []
         infos: Info = {}
         for index in indices:
             single = self._singles[index]
@@ -204,13 +204,12 @@ class LoopVectorEnv(SingleEnvs):
                 self.masks.begin(index, info)
             if not self.failing or index not in self.failing:
                 self._calls[index] = single.step
-            observations.append(observation)
+            self._rows.write_one(index, observation, self.row)
             self.infos.add(infos, self.infos.wanted([info]), index)
         for column in self.columns.outcomes:
             column[indices] = 0
         write_alive(self.agents, self.columns)
         self.ended = sorted(set(self.ended).difference(indices))
-        self._rows.write_some(indices, observations, self.row)
         return self.columns.observations, infos
 
     def hold(self, index: int, is_truncated: bool = False) -> None:
@@ -242,10 +241,7 @@ class LoopVectorEnv(SingleEnvs):
     def _outcome_of_failed(self, index: int, error: BaseException) -> Outcome:
         """Restart an env that has failed in a step; return the outcome that it gets instead.
 
-        Raises
-        ------
-        EnvError, DataError
-            It has failed too often.
+        EnvError or DataError if it has failed too often.
         """
         if self.failing is not None:
             self._leave_out(index, error, self.failing)

@@ -70,13 +70,7 @@ class ObservationRows:
         """Write one observation of each env; DataError for one that is not what the space says."""
         self._write(observations, self._rows[row], self._first_env_index)
 
-    def write_some(self, places: Sequence[int], observations: Parts, row: int = 0) -> None:
-        """Write observations of some envs, or of all, in their order."""
-        for place, observation in zip(places, observations, strict=True):
-            self.write_one(place, observation, row)
-
-    def write_one(self, place: int, observation: Tree, row: int = 0) -> None:
-        """Write the observation of one env alone."""
+    def write_one(self, place: int, observation: Tree, row: int) -> None:
         lengths = [leaf.shape[0] if leaf.shape else 1 for leaf in self._leaves]
         pairs = zip(self._rows[row], lengths, strict=True)
         targets = [target[place * length : (place + 1) * length] for target, length in pairs]

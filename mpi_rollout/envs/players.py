@@ -43,24 +43,38 @@ class PlayersVectorEnv(VectorEnv):
                 f"its pool must take {OF_EACH}, or {OF_ONE} with an info {self.turns_info}; got {[*action_spec]}"
             )
         self._action_dtype = action_spec[self._action_name].dtype
-        acting = self._player_ids if self.turns_info is None else self._env_ids
-        self._acting_ids = {"env_id": self._env_ids, "players.env_id": acting}
+        turns = [] if self.turns_info is None else ["info:env_id", f"info:{self.turns_info}"]
+        self._turns_at = [pool._state_keys.index(name) for name in turns]
 
     def reset(self, *, seed: object = None, options: OptionsOfOne = None) -> Reset:
         """Begin episodes; the seeds are those of the pool."""
         observations, infos = self._pool.reset()
+        self._turns = infos["env_id"], infos.get(self.turns_info)
         none = np.zeros(self.num_envs, np.bool_)
         observations, *_, infos = self._by_player(observations, np.zeros(len(self._player_ids)), none, none, infos)
         return observations, infos
 
     def step(self, actions: Tree) -> Step:
+        self.send(actions)
+        return self.outcome(self.recv())
+
+    def send(self, actions: Tree) -> None:
         """Hand on the actions of all players, or of those whose turn it is."""
         chosen = np.stack([actions[agent] for agent in self.agent_names], axis=1).astype(self._action_dtype)
         if self.turns_info is None:
-            chosen = chosen.reshape(-1, *chosen.shape[2:])
+            self._pool._send([self._env_ids, self._player_ids, chosen.reshape(-1, *chosen.shape[2:])])
         else:
-            chosen = chosen[self._env_ids, self._turns]
-        return self._by_player(*self._pool.step({self._action_name: chosen, **self._acting_ids}))
+            env_ids, turns = self._turns  # In the pool's order.
+            self._pool._send([env_ids, env_ids, chosen[env_ids, turns]])
+
+    def recv(self) -> list[np.ndarray]:
+        states: list[np.ndarray] = self._pool._recv()
+        if self.turns_info is not None:
+            self._turns = tuple(states[place] for place in self._turns_at)
+        return states
+
+    def outcome(self, states: list[np.ndarray]) -> Step:
+        return self._by_player(*self._pool._to(states, False, True))
 
     def _by_player(
         self, observations: Tree, rewards: np.ndarray, terminations: np.ndarray, truncations: np.ndarray, infos: Info
@@ -89,8 +103,6 @@ class PlayersVectorEnv(VectorEnv):
             name: {key: by_place(array) for key, array in value.items()} if name == "players" else by_env(value)
             for name, value in infos.items()
         }
-        if self.turns_info is not None:
-            self._turns = infos[self.turns_info]
         by_agent = {
             agent: tree_of(self._space, [array[:, place] for array in arrays])
             for place, agent in enumerate(self.agent_names)

@@ -1,4 +1,4 @@
-"""What natively vectorized envs may offer beside `step`: many steps in one call."""
+"""What natively vectorized envs may offer beside `step`: many steps in one call, or steps in parts."""
 
 import sys
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.core.spaces import Leaf, leaves
+from mpi_rollout.core.spaces import Leaf, Tree, leaves
+from mpi_rollout.envs.inputs import Step
 
 OUTCOME = ("observations", "rewards", "terminations", "truncations")
 
@@ -68,6 +69,23 @@ class Rollout(Protocol):
 
     def last_observations(self) -> np.ndarray:
         """Return the observations (num_envs, ...) that the last step or reset has led to, in a new array."""
+
+
+@runtime_checkable
+class SendRecv(Protocol):
+    """A `gymnasium.vector.VectorEnv` whose steps have parts: it can be in the next step while a rank writes the last.
+
+    `step` gives the same bytes as its parts, one after the other.
+    """
+
+    def send(self, actions: Tree) -> None:
+        """Begin a step."""
+
+    def recv(self) -> list[np.ndarray]:
+        """Wait until the step is over; return what `outcome` takes, valid as long as one refers to it."""
+
+    def outcome(self, states: list[np.ndarray]) -> Step:
+        """Return what `step` returns."""
 
 
 def as_rollout(envs: VectorEnv) -> Rollout | None:

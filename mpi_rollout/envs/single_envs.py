@@ -39,17 +39,15 @@ class SingleEnv:
 
     def __init__(self, env: gymnasium.Env, env_index: int, seeds: Iterator[int | None] | None, is_named: bool):
         self.env_index, self.seeds, self._is_named = env_index, seeds, is_named
-        self.num_episodes, self.seed = 0, None  # Begun, and the seed of the last one.
-        self.num_restarts, self._frame = 0, None
+        self.num_episodes, self.num_restarts = 0, 0  # Those that have begun.
+        self.seed: int | None = None  # Of the last episode.
+        self._frame: object = None
         self.take(env)
-
-    seed: int | None
-    _frame: object
 
     def take(self, env: gymnasium.Env) -> None:
         """Step this env from now on, below the wrappers of `gymnasium.make`."""
         self.env = env
-        inner, self.limits = step_over_wrappers(env)
+        inner, self.limit = step_over_wrappers(env)
         self.step, self._reset = self._named(inner.step), self._named(inner.reset)
         self._is_wrapped = inner is not env
 
@@ -89,15 +87,7 @@ class SingleEnv:
 
 
 class SingleEnvs(CalledByName):
-    """Envs that are all alike, and all of a `VectorEnv` but its steps and resets; parameters are those of the loop.
-
-    Attributes
-    ----------
-    agents
-        The envs below all wrappers, if they have agents.
-    faults
-        The restarts; whoever takes them in clears the list.
-    """
+    """Envs that are all alike, and all of a `VectorEnv` but its steps and resets; parameters are those of the loop."""
 
     def __init__(
         self,
@@ -112,7 +102,7 @@ class SingleEnvs(CalledByName):
         self._outcomes: list[Outcome] | None = None  # The outcomes of the step under way that have come.
         envs = list(make_with_room(env_fns))
         self._take_spaces(envs)
-        self.agents = agents_envs(self.single_observation_space, envs)
+        self.agents = agents_envs(self.single_observation_space, envs)  # Below all wrappers.
         is_named = on_fault.timeout_s is not None
         self._singles = [
             SingleEnv(env, env_index, own_seeds, is_named)
@@ -120,8 +110,8 @@ class SingleEnvs(CalledByName):
                 zip(envs, [None] * len(envs) if seeds is None else seeds, strict=True), first_env_index
             )
         ]
-        self._time = TimeLimits([single.limits for single in self._singles])
-        self.faults: list[Restart] = []
+        self._time = TimeLimits([single.limit for single in self._singles])
+        self.faults: list[Restart] = []  # Whoever takes them in clears the list.
 
     @property
     def envs(self) -> list[gymnasium.Env]:
@@ -152,10 +142,7 @@ class SingleEnvs(CalledByName):
     def _restart(self, index: int, error: BaseException) -> None:
         """Put a new env in the place of one that has failed, and note the fault.
 
-        Raises
-        ------
-        EnvError, DataError
-            The env has failed too often, or cannot be made.
+        EnvError or DataError if the env has failed too often, or cannot be made.
         """
         end_if_forked(error)
         fault, single = described(error, self._describe(index)), self._singles[index]
@@ -172,13 +159,7 @@ class SingleEnvs(CalledByName):
     def replace(self, index: int) -> None:
         """Put a new env in the place of one; EnvError if it cannot be made."""
         single = self._singles[index]
-        try:
-            with self._calling(index):
-                single.env.close()
-        except SignalInterrupt:
-            raise
-        except BaseException:  # What is wrong with it is known.
-            pass
+        self._close(index)  # What is wrong with it is known.
         try:
             with self._calling(index, patience=MAKE_PATIENCE):
                 env = self._env_fns[index]()
@@ -192,7 +173,7 @@ class SingleEnvs(CalledByName):
         before, self.agents = self.agents, agents_envs(self.single_observation_space, self.envs)
         if self.agents:  # Whoever was alive is truncated.
             self.agents[index].leave_out(before[index].flags_of_alive())
-        self._time.replace(index, single.limits)
+        self._time.replace(index, single.limit)
 
     @contextmanager
     def _calling(self, index: int, patience: float = 1.0) -> Iterator[None]:
@@ -230,7 +211,6 @@ class SingleEnvs(CalledByName):
         single.seeds, single.num_episodes = seeds, num_before
 
     def render(self) -> Values:
-        """Return the envs' frames."""
         with self._time.in_wrappers():
             return tuple(single.render() for single in self._singles)
 
@@ -252,16 +232,21 @@ class SingleEnvs(CalledByName):
 
         After an env that takes too long, the others are left: as a rule they are alike, and each would take as long.
         """
-        problems = []
-        for index, single in enumerate(self._singles):
-            try:
-                with self._calling(index):
-                    single.env.close()
-            except SignalInterrupt:
-                raise
-            except BaseException as error:
-                problems.append(error)
-                if isinstance(error, EnvTimeout):
-                    break
+        problems: list[BaseException] = []
+        for index in range(self.num_envs):
+            problems += self._close(index)
+            if problems and isinstance(problems[-1], EnvTimeout):
+                break
         if problems:
             raise problems[0]
+
+    def _close(self, index: int) -> list[BaseException]:
+        """Close one env; return what it raised, if it did."""
+        try:
+            with self._calling(index):
+                self._singles[index].env.close()
+        except SignalInterrupt:
+            raise
+        except BaseException as error:
+            return [error]
+        return []

@@ -11,19 +11,21 @@ STEPPED_OVER = (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnv
 NEVER = 2**62  # A step that no env takes.
 
 
-def step_over_wrappers(env: gymnasium.Env) -> tuple[gymnasium.Env, list[wrappers.TimeLimit]]:
-    """Find what to step below the outermost wrappers that `gymnasium.make` adds, and the time limits among them.
+def step_over_wrappers(env: gymnasium.Env) -> tuple[gymnasium.Env, wrappers.TimeLimit | None]:
+    """Find what to step below the outermost wrappers that `gymnasium.make` adds, and the time limit among them.
 
     PassiveEnvChecker and OrderEnforcing guard against mistakes that the loop does not make.  The loop itself counts for
-    TimeLimit.  Any other wrapper changes what the env does: it and all that is below it are stepped.
+    one TimeLimit.  Any other wrapper changes what the env does: it and all that is below it are stepped.
     """
-    limits = []
+    limit = None
     # No subclasses: they may do more.
     while isinstance(env, gymnasium.Wrapper) and type(env) in STEPPED_OVER:
         if isinstance(env, wrappers.TimeLimit):
-            limits.append(env)
+            if limit is not None:
+                break
+            limit = env
         env = env.env
-    return env, limits
+    return env, limit
 
 
 def innermost(env: object) -> object:
@@ -36,44 +38,36 @@ def innermost(env: object) -> object:
 class TimeLimits:
     """The TimeLimit wrappers that a loop steps over, counted for all envs at once.
 
-    `limits` are those of each env, the outermost first: most envs have one, some none.  The loop
-    counts its steps in `num_steps`.  From `next_deadline` on, it must call `apply` in every step.
+    `limits` has that of each env, if it has one.  The loop counts its steps in `num_steps`.  From `next_deadline` on it
+    must call `apply` in every step.
     """
 
-    def __init__(self, limits: Sequence[Sequence[wrappers.TimeLimit]]):
-        self._wrappers = [
-            (place, index, wrapper) for index, of_env in enumerate(limits) for place, wrapper in enumerate(of_env)
-        ]
-        shape = max(1, *map(len, limits)), len(limits)
-        self._limits = np.full(shape, np.inf)
-        self._starts = np.zeros(shape, np.int64)  # What `num_steps` was when an episode began.
-        self._rows_of_starts = list(self._starts)  # Views: episodes may begin in every step.
+    def __init__(self, limits: Sequence[wrappers.TimeLimit | None]):
+        self._wrappers = {index: wrapper for index, wrapper in enumerate(limits) if wrapper is not None}
+        self._limits = np.full(len(limits), np.inf)
+        self._starts = np.zeros(len(limits), np.int64)  # What `num_steps` was when an episode began.
         self.num_steps = 0
         self.next_deadline = 0.0
         self._take_back()
 
     def begin(self, index: int) -> None:
         """Note that one env begins an episode."""
-        for starts in self._rows_of_starts:
-            starts[index] = self.num_steps
+        self._starts[index] = self.num_steps
 
     def hold(self, index: int) -> None:
         """Let no limit end an env's episode before the env begins another one: it takes no steps."""
-        for starts in self._rows_of_starts:
-            starts[index] = NEVER
+        self._starts[index] = NEVER
 
-    def replace(self, index: int, limits: Sequence[wrappers.TimeLimit]) -> None:
-        """Count for a new env in the place of one."""
-        self._wrappers = [entry for entry in self._wrappers if entry[1] != index]
-        self._wrappers += [(place, index, wrapper) for place, wrapper in enumerate(limits)]
-        for place, wrapper in enumerate(limits):
-            self._limits[place, index] = max(wrapper._max_episode_steps, 1)
+    def replace(self, index: int, limit: wrappers.TimeLimit | None) -> None:
+        """Count for a new env in the place of one, which is made as that one was."""
+        if limit is not None:
+            self._wrappers[index], self._limits[index] = limit, max(limit._max_episode_steps, 1)
         self.begin(index)
         self.next_deadline = self.num_steps  # The next `apply` computes it.
 
     def elapsed(self, index: int) -> int:
         """Return the number of steps in one env's episode."""
-        return max(int(self.num_steps - self._starts[0, index]), 0)
+        return max(int(self.num_steps - self._starts[index]), 0)
 
     def apply(self, truncations: np.ndarray) -> None:
         """End the episodes that are as long as their limit.
@@ -82,23 +76,23 @@ class TimeLimits:
         """
         elapsed = self.num_steps - self._starts
         over = elapsed >= self._limits
-        truncations |= over.any(axis=0)
+        truncations |= over
         left = np.where(over, self._limits, self._limits - elapsed)
         self.next_deadline = self.num_steps + float(left.min())
 
     @contextmanager
     def in_wrappers(self) -> Iterator[None]:
         """While others use the envs, let their wrappers know how long episodes are; then take over what they say."""
-        for place, index, wrapper in self._wrappers:
+        for index, wrapper in self._wrappers.items():
             if wrapper._elapsed_steps is not None:  # It has been reset.
-                wrapper._elapsed_steps = int(self.num_steps - self._starts[place, index])
+                wrapper._elapsed_steps = int(self.num_steps - self._starts[index])
         try:
             yield
         finally:
             self._take_back()
 
     def _take_back(self) -> None:
-        for place, index, wrapper in self._wrappers:
-            self._starts[place, index] = self.num_steps - (wrapper._elapsed_steps or 0)
-            self._limits[place, index] = max(wrapper._max_episode_steps, 1)  # No episode has no step.
+        for index, wrapper in self._wrappers.items():
+            self._starts[index] = self.num_steps - (wrapper._elapsed_steps or 0)
+            self._limits[index] = max(wrapper._max_episode_steps, 1)  # No episode has no step.
         self.next_deadline = float((self._starts + self._limits).min())

@@ -1,9 +1,10 @@
 """What the callables of users give: envs, of Gymnasium or another interface, and the wrappers around each of them."""
 
+import json
 from collections.abc import Callable, Sequence
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import VectorEnv
 
 from mpi_rollout.envs import dm_wrapper
@@ -74,6 +75,19 @@ def why_no_env(made: object) -> str:
     if any(kind.__module__.partition(".")[0] == "gym" for kind in type(made).__mro__):
         return f"{type(made).__name__}, an env of the old gym; {of_old_gym()}"
     return f"{shortened(repr(made), 80)}; derive its class from gymnasium.Env"
+
+
+def describe_spec(spec: EnvSpec | None) -> str:
+    """Return a spec as JSON for readers of a file, as `EnvSpec.to_json` has it; a class, for example, by its name."""
+    try:
+        values = {name: value for name, value in vars(spec).items() if name not in ("namespace", "name", "version")}
+        return json.dumps(values, skipkeys=True, default=_described)
+    except Exception:  # There is no spec, or an env has its own idea of it.
+        return ""
+
+
+def _described(value: object) -> object:
+    return vars(value) if isinstance(value, WrapperSpec) else name_of(value) if callable(value) else repr(value)
 
 
 def name_of(env: str | EnvSpec | Callable[..., object]) -> str:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_rollout.core.layout import LOST, SHORT, Block, Columns, SlotUnpacker
+from mpi_rollout.core.layout import LOST, SHORT, Block, Columns, Contents, SlotLayout, SlotUnpacker
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.infos import InfoDict
-from mpi_rollout.exchange.orders import Command, Contents, Order
+from mpi_rollout.exchange.orders import Command, Order
 from mpi_rollout.exchange.transports import INFOS_TAG, Buffers, Transport
 from mpi_rollout.exchange.waiting import Wait
 from mpi_rollout.exchange.world import ROOT
@@ -75,7 +75,7 @@ class Exchange:
         self.slot_columns = slice(first_slot, first_slot + partition.num_ranks)
         self.comm, self.first_rank, self.has_own_slot = comm, first_rank, comm.rank in ranks
         self.order = Order(partition, self.envs, contents.action_space)
-        self.layout = contents.slot_layout(partition.capacity)
+        self.layout = SlotLayout(contents, partition.capacity)
         self.infos = SlotInfos(comm, partition, first_rank)
         self._slot_rows: list[Columns] = []
         self.transport = kind(Buffers(comm, self.order.buffer, *self._lay_out_slots(1, memory), ranks), wait)
@@ -204,10 +204,7 @@ class Exchange:
 class SlotInfos:
     """The infos of one exchange, on the rank that sends them and on the root.
 
-    Attributes
-    ----------
-    has_message
-        On the root, for each slot, not 0 if a message follows it.
+    On the root, `has_message` is not 0 for each slot that a message follows.
     """
 
     def __init__(self, comm: "MPI.Intracomm", partition: Partition, first_rank: int):
@@ -275,10 +272,7 @@ class SlotInfos:
 def pack_infos(infos: InfoDict) -> bytes:
     """Pickle the infos of a rank's envs.
 
-    Raises
-    ------
-    DataError
-        Something in them cannot be pickled.
+    DataError if something in them cannot be pickled.
     """
     try:
         return pickle.dumps(infos, pickle.HIGHEST_PROTOCOL)

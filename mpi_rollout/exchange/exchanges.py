@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from mpi_rollout.core.layout import Contents, SlotLayout
 from mpi_rollout.core.partition import Division
 from mpi_rollout.exchange.direct import DirectTransport, SwitchingTransport
 from mpi_rollout.exchange.exchange import Exchange
-from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.shared_memory import shared_zeros
 from mpi_rollout.exchange.surviving import ShrinkingTransport
 from mpi_rollout.exchange.transports import CollectiveTransport, Transport
@@ -82,7 +82,7 @@ class Exchanges:
         if self.division.num_ranks == 1 or self.is_surviving:
             return None
         partitions = [partition for _, partition in self.division.partitions]
-        nbytes = self.contents.slot_layout(max(partition.capacity for partition in partitions)).nbytes
+        nbytes = SlotLayout(self.contents, max(partition.capacity for partition in partitions)).nbytes
         if room * nbytes < LEAST_NBYTES:
             return None
         shape = sum(partition.num_ranks for partition in partitions), room, nbytes

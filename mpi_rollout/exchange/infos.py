@@ -96,10 +96,7 @@ def write_columns(
 ) -> None:
     """Write one info of some envs into its columns; 0 where an env does not have it.
 
-    Raises
-    ------
-    DataError
-        It does not have the dtype and shape that were asked for.  Only messages use `first_env_index` and `way_out`.
+    DataError if it does not have the dtype and shape that were asked for; the last two are for the message.
     """
     rows, given = _find(infos, leaf, len(mask), way_out)
     mask[:] = False
@@ -188,10 +185,7 @@ def add_columns(infos: InfoDict, leaf: Leaf, values: np.ndarray, mask: np.ndarra
 def merge_infos(num_envs: int, slices: Iterable[tuple[slice, InfoDict]]) -> InfoDict:
     """Make infos as Gymnasium's vector envs have them, of rows and entries, or infos of vector envs, in env order.
 
-    Raises
-    ------
-    DataError
-        Envs give values that cannot stand in one array.
+    DataError if envs give values that cannot stand in one array.
     """
     merged: InfoDict = {}
     for rows, infos in slices:

@@ -9,7 +9,6 @@ import fcntl
 import os
 import stat
 import sys
-import sysconfig
 import termios
 import threading
 import traceback
@@ -35,7 +34,8 @@ END_VARIABLE = "MPI_ROLLOUT_END_S"
 END_TIMEOUT_S = 10.0  # Programs that end at all need less; an allocation costs more.
 SAME_S = 0.3  # Between signals of a launcher to its ranks.
 LAST_WORDS_S = 5.0  # The time for the message and MPI's end after that.
-_STDLIB = sysconfig.get_path("stdlib") + os.sep
+_notes: list[Callable[[int], object]] = []  # Called with the exit code before this rank ends the job.
+_STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
 @contextmanager
@@ -134,9 +134,21 @@ def interrupt(comm: "MPI.Comm", words: str = "interrupted", is_hanging: bool = F
     abort(comm, Interrupted.exit_code)
 
 
+@contextmanager
+def noting_abort(note: Callable[[int], object]) -> Iterator[None]:
+    """Call `note` with the exit code before this rank ends the job by `abort`."""
+    _notes.append(note)
+    try:
+        yield
+    finally:
+        _notes.remove(note)
+
+
 def abort(comm: "MPI.Comm", code: int) -> NoReturn:
     """End all ranks at once with an exit code, after the launcher has read what this one said."""
     settle()
+    for note in _notes:
+        note(code)
     _await_reader(STDERR)
     release()
     exits.allow_all()  # MPI_Abort may call exit().
@@ -178,6 +190,8 @@ def finalize() -> None:
     """End MPI, if it was started and has not been ended.  **Collective**."""
     mpi = loaded_mpi()
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        if (petsc := sys.modules.get("petsc4py.PETSc")) is not None:
+            petsc._finalize()  # At the interpreter's end it would call MPI after MPI's end, and abort.
         mpi.Finalize()
 
 

@@ -1,16 +1,14 @@
-"""Orders, which say what the root asks of the ranks of one partition, and what they and the slots carry.
+"""Orders, which say what the root asks of the ranks of one partition.
 
 An order is a header of six int64 and the actions of all these envs for one step, leaf by leaf.  The actions of a
 fragment are a message of their own, since its length may be another one each time.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
-from mpi_rollout.core.layout import SlotLayout
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, Space, leaves
 
@@ -27,43 +25,6 @@ class Command(IntEnum):
     RESTORE = 5  # As that of RESET.
     SWITCH = 7  # The number of the connection that sends the next orders.
     LOAD = 8  # The bytes of new parameters of the ranks' policy, which follow.  No slot comes back.
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What orders and slots carry: the spaces of a single env, and what slots have besides results and observations.
-
-    With `counts_only`, slots do not have those either: nobody reads what the envs give.  `extras` are what a policy
-    gives besides actions; where slots have actions, they have these too.  With `keeps_infos` the infos are those that a
-    run stores; with `pickles_infos` all of them follow the slots.
-    """
-
-    observation_space: Space
-    action_space: Space
-    has_final_observations: bool = False
-    infos: tuple[Leaf, ...] = ()
-    has_actions: bool = False
-    counts_only: bool = False
-    extras: tuple[Leaf, ...] = ()
-    keeps_infos: bool = False
-    pickles_infos: bool = False
-
-    @property
-    def kept_infos(self) -> tuple[Leaf, ...]:
-        """The infos that blocks have, too."""
-        return self.infos if self.keeps_infos else ()
-
-    def slot_layout(self, capacity: int) -> SlotLayout:
-        """Return the layout of a slot for `capacity` envs."""
-        return SlotLayout(
-            self.observation_space,
-            capacity,
-            self.has_final_observations,
-            self.infos,
-            leaves(self.action_space) if self.has_actions else (),
-            self.counts_only,
-            self.extras if self.has_actions else (),
-        )
 
 
 class Order:

@@ -164,10 +164,7 @@ def _miss_ranks(timeout_s: float, option: str, is_over: bool) -> None:
 def comm_world() -> "MPI.Intracomm":
     """Return COMM_WORLD of an MPI that has been started, or what stands for it without MPI.  **Collective**.
 
-    Raises
-    ------
-    LaunchError
-        This process is alone though a launcher started several: the launcher belongs to another MPI than the library.
+    LaunchError if this process is alone though a launcher started several: it belongs to another MPI than the library.
     """
     mpi = loaded_mpi()
     if mpi is None:  # What one rank calls of a communicator, `SingleRankComm` has.

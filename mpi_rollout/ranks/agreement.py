@@ -131,11 +131,7 @@ def agree(
     Return what `prepare` returns, and on the root the hosts of all ranks.  What `fingerprint` returns must be equal on
     all ranks that give it.  A rank that takes longer than `timeout_s` ends the job; `limit` is the user's name for it.
 
-    Raises
-    ------
-    RolloutError
-        On all ranks alike: `prepare` raised on some rank, or fingerprints differ.  The first rank's reason stands for
-        all.
+    If `prepare` raises on some rank, or fingerprints differ, all ranks raise the RolloutError of the first such rank.
     """
     own, cause = Preparation(comm.rank, os.uname().nodename), None
     try:

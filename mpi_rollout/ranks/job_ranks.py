@@ -121,10 +121,7 @@ def join(
 
     `marks` must be the same on all ranks, see `agree`.  Where each env is made on one rank, nothing is sent.
 
-    Raises
-    ------
-    RolloutError
-        On all ranks alike, if so many ranks cannot be divided.
+    RolloutError on all ranks alike if so many ranks cannot be divided.
     """
     if options.ranks_per_env == 1:
         return JobRanks(comm, comm, tuple(range(comm.size)), None, options.wait)
@@ -138,11 +135,7 @@ def join(
     for group in ranks.scattered if comm.rank == ROOT else ():
         names = ", ".join(dict.fromkeys(ranks.nodes[rank] for rank in group))
         say(f"mpi_rollout: ranks {', '.join(map(str, group))} make envs together, but are on several nodes: {names}\n")
-    return _split(options.wait, comm, ranks)
-
-
-def _split(wait: str, comm: "MPI.Intracomm", ranks: EnvRanks) -> JobRanks:
-    way = way_to_wait(comm) if wait == "auto" else wait
+    way = way_to_wait(comm) if options.wait == "auto" else options.wait
     own = ranks.group_of(comm.rank)
     of_env = split(comm, own[0] if own else None)
     of_first_ranks = split(comm, 0 if comm.rank in ranks.first_ranks else None)

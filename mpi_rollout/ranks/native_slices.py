@@ -10,18 +10,18 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.columns import RESULTS, noun
-from mpi_rollout.core.layout import Columns, SlotLayout
+from mpi_rollout.core.layout import Columns, Contents, SlotLayout
 from mpi_rollout.core.spaces import Leaf, Tree, agents_of, leaves, tree_of
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.inputs import Reset, Step, Values
 from mpi_rollout.envs.native import STEP_SINGLE_ENVS
 from mpi_rollout.envs.outputs import Casting, misfit
-from mpi_rollout.envs.rollout import Rollout, RolloutColumns, as_rollout
+from mpi_rollout.envs.rollout import Rollout, RolloutColumns, SendRecv, as_rollout
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.policies.memory import PolicyView
 from mpi_rollout.policies.random import RandomPolicy
-from mpi_rollout.ranks.slices import OF_RESET, Choose, Slice
+from mpi_rollout.ranks.slices import OF_RESET, OF_STEP, Choose, Slice
 from mpi_rollout.ranks.watchdog import Work
 from mpi_rollout.text import shortened
 
@@ -45,6 +45,7 @@ class NativeSlice(Slice):
         # The envs, if they can take all steps of a fragment in one call, and nobody looks at each step.
         has_infos = exchange.contents.infos or exchange.contents.pickles_infos
         self._rollout: Rollout | None = None if has_infos or self._checks else as_rollout(envs)
+        self._in_parts = envs if isinstance(envs, SendRecv) else None
         if random is not None:
             random.are_bits_narrow = getattr(self._rollout, "takes_uint8", False)
         self._envs_named = f"envs {self.named_envs.start} to {self.named_envs.stop - 1}"
@@ -56,7 +57,8 @@ class NativeSlice(Slice):
         if self._rollout is not None:
             self._columns = self._rollout_columns()
         if self._counts_only:
-            layout = SlotLayout(self.envs.single_observation_space, self.envs.num_envs)
+            contents = Contents(self.envs.single_observation_space, self.envs.single_action_space)
+            layout = SlotLayout(contents, self.envs.num_envs)
             self._unread = layout.columns(np.zeros(layout.nbytes, np.uint8), self.envs.num_envs)
 
     def use_policy(self, choose: Choose, view: PolicyView | None) -> None:
@@ -65,10 +67,33 @@ class NativeSlice(Slice):
 
     def _fill_rows(self, actions: list[np.ndarray], choices: list[np.ndarray], is_to_stop: Callable[[], bool]) -> None:
         has_masks = self.masks is not None and bool(self.masks.places)
-        if self._rollout is None or self._replaying is not None or has_masks:
-            super()._fill_rows(actions, choices, is_to_stop)
-        else:
+        are_known = not choices and not has_masks and self._replaying is None
+        if are_known and self._rollout is not None:
             self._roll(self._rollout, actions[0])
+        elif are_known and self._in_parts is not None:
+            self._send_ahead(self._in_parts, [*self._batches(actions)], is_to_stop)
+        else:
+            super()._fill_rows(actions, choices, is_to_stop)
+
+    def _send_ahead(self, envs: SendRecv, batches: list[Tree], is_to_stop: Callable[[], bool]) -> None:
+        """Take the steps of an order; the envs are in the next one while this rank writes what the last one gave."""
+        envs.send(batches[0])
+        for row in range(len(batches)):
+            self._num_calls += 1
+            states = envs.recv()
+            has_next = row + 1 < len(batches) and not is_to_stop()
+            if has_next:
+                envs.send(batches[row + 1])
+            try:
+                self._fill(envs.outcome(states), row, OF_STEP)
+            except DataError:
+                if has_next:
+                    envs.recv()  # Else the next reset would get it.
+                raise
+            self.num_steps += 1
+            self.num_done += 1
+            if not has_next:
+                break
 
     def _roll(self, rollout: Rollout, actions: np.ndarray) -> None:
         """Take all steps of an order in one call, which no signal cuts short."""

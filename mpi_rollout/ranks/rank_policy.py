@@ -56,10 +56,8 @@ class RankPolicy:
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return an array (num_envs, ...) for each leaf of the actions, and one for each extra; see `BlockPolicy`.
 
-        Raises
-        ------
-        PolicyError, ActionError
-            The policy fails, could not load its last parameters, or gave what are no actions of these envs.
+        PolicyError if the policy fails or could not load its last parameters; ActionError if it gave what are no
+        actions of these envs.
         """
         if self._is_outdated:
             raise PolicyError("policy: it could not load the last parameters; send others by set_policy")

@@ -13,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.layout import Contents
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import Leaf, describe, describe_leaves
@@ -21,14 +22,13 @@ from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import first_types
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
-from mpi_rollout.envs.specs import can_be_pickled, describe_spec
 from mpi_rollout.envs.time_limits import innermost
+from mpi_rollout.envs.wrapping import describe_spec
 from mpi_rollout.errors import Option, SameEnvError, UsageError
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
-from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.waiting import way_to_wait
 from mpi_rollout.options import SharedOptions
 from mpi_rollout.policies.model import Model
@@ -126,10 +126,7 @@ class EnvFacts:
     def portable(self) -> "EnvFacts":
         """Return the facts without what cannot be pickled: spec and metadata can hold any callable.
 
-        Raises
-        ------
-        UsageError
-            A space cannot be pickled.
+        UsageError if a space cannot be pickled.
         """
         try:
             pickle.dumps((self.observation_space, self.action_space))
@@ -140,6 +137,14 @@ class EnvFacts:
             ) from error
         metadata = {name: value for name, value in self.metadata.items() if can_be_pickled(value)}
         return replace(self, spec=self.spec if can_be_pickled(self.spec) else None, metadata=metadata)
+
+
+def can_be_pickled(value: object) -> bool:
+    """Tell whether a value can be sent to other ranks."""
+    try:
+        return bool(pickle.dumps(value))
+    except Exception:
+        return False
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,9 @@ class Slice(ABC):
         is_asked = order.is_chosen and self._choose is not None
         actions, extras = [*order.own_actions], list[np.ndarray]()
         if is_asked:
-            actions, extras = self._room_for_choices()
+            shape = order.num_rows, len(self.env_indices)
+            groups = self._action_leaves, self.exchange.layout.extras
+            actions, extras = ([np.zeros((*shape, *leaf.shape), leaf.dtype) for leaf in group] for group in groups)
         elif order.is_chosen:
             assert self._random is not None, "a run's ranks have its random policy"
             actions = self._random.rows(self.num_steps, order.num_rows, self.env_indices)
@@ -183,13 +185,6 @@ class Slice(ABC):
         if len(actions) == 1 and not self._action_leaves[0].keys:
             return actions[0]
         return (tree_of(self._space, rows) for rows in zip(*actions, strict=True))
-
-    def _room_for_choices(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return arrays (num_steps, num_envs, ...) for the leaves of actions, and for extras where slots have them."""
-        shape = self.exchange.order.num_rows, len(self.env_indices)
-        groups = self._action_leaves, self.exchange.layout.extras
-        actions, extras = ([np.zeros((*shape, *leaf.shape), leaf.dtype) for leaf in group] for group in groups)
-        return actions, extras
 
     def _ask(self, row: int, choices: list[np.ndarray]) -> None:
         """Ask the policy for the actions of a step, with what the step before has led to."""
@@ -257,7 +252,6 @@ class Slice(ABC):
         self._set(list(here), name, list(here.values()))
 
     def render(self) -> dict[int, object]:
-        """Return the frames of the envs, by env index."""
         return dict(zip(self.env_indices, self.envs.render() or (), strict=True))
 
     def _fill(self, outputs: Reset | Step, row: int = 0, names: tuple[str, ...] = OF_RESET) -> None:

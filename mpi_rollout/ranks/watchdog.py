@@ -60,7 +60,6 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
         self._end.set()
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()

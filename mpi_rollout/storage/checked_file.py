@@ -94,9 +94,10 @@ class CheckedFile:
         self.root = attributes_of(file)
         check_format(self.root, path)
         check_attributes(self.root)
-        self.config, version = read_config(self.root["config"], path), count(self.root, "format_version")
-        expected = expected_rows(self.root, self.config, version, "chunks" in file or version >= LISTED_SINCE)
-        self._virtual = expected_leaves(self.root, version) if is_manifest(self.root) else {}
+        self.config = read_config(self.root["config"], path)
+        has_list = "chunks" in file or count(self.root, "format_version") >= LISTED_SINCE
+        expected = expected_rows(self.root, self.config, has_list)
+        self._virtual = expected_leaves(self.root) if is_manifest(self.root) else {}
         self.datasets = checked_objects(file, tell, expected, {f"trajectories/{name}" for name in self._virtual})
         check_datasets(self.datasets, expected, self.config.compression)
         tell("its root group")
@@ -128,10 +129,6 @@ class CheckedFile:
         """Return the number of committed rows of a dataset of /trajectories; 0 before the first commit."""
         is_begun = self.num_steps > 0 or self.is_sealed
         return self.num_steps + (has_last_row(name) and is_begun)
-
-    def has(self, name: str) -> bool:
-        """Tell whether there is a column."""
-        return f"trajectories/{name}" in self.datasets
 
     def trajectories(self) -> dict[str, h5py.Dataset]:
         """Return the columns by their names."""

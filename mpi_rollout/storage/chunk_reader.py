@@ -14,9 +14,9 @@ import h5py
 import numpy as np
 
 from mpi_rollout.errors import ContentError
-from mpi_rollout.storage.chunk_list import indexed_chunks
 from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters, fletcher32
-from mpi_rollout.storage.schema import is_sparse
+from mpi_rollout.storage.schema import CHUNK, is_sparse
+from mpi_rollout.storage.untrusted import is_of_reading
 
 one_thread = threading.RLock()  # The chunk that was read last is kept, and h5py's own lock is not held meanwhile.
 os.register_at_fork(after_in_child=one_thread._at_fork_reinit)  # type: ignore[attr-defined]
@@ -279,3 +279,21 @@ def _entry(entries: Entries, number: int) -> np.void | None:
     place = np.searchsorted(entries.numbers, number)
     is_there = place < len(entries.numbers) and entries.numbers[place] == number
     return entries.rows[place] if is_there else None
+
+
+def indexed_chunks(dataset: h5py.Dataset, is_needed: bool) -> np.ndarray:
+    """Return where HDF5's index has the chunks of a dataset; ContentError if it is needed and cannot be read."""
+    found: list[tuple[int, ...]] = []
+
+    def note(chunk: h5py.h5d.StoreInfo) -> None:
+        row, env = (*chunk.chunk_offset, 0)[:2]
+        found.append((0, row, env, chunk.byte_offset, chunk.size, chunk.filter_mask, chunk.size, 0))
+
+    try:
+        dataset.id.chunk_iter(note)
+    except Exception as error:
+        if not is_of_reading(error):
+            raise
+        if is_needed:
+            raise ContentError(f"{str(dataset.name)[1:]}: HDF5's index of its chunks cannot be read") from error
+    return np.array(found, CHUNK)

@@ -76,7 +76,6 @@ class FileDatasets:
         self.file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._list.close()
         self.file.close()
 
@@ -228,5 +227,4 @@ class ChunkList:
         self._commits.append(np.array([(num_steps, self._num_chunks, np.frombuffer(self._digest, "u1"))], COMMIT))
 
     def close(self) -> None:
-        """Close the file's descriptor."""
         self._bytes.close()

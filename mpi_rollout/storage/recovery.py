@@ -57,10 +57,6 @@ class SetSource:
             return merged_intervals([intervals for intervals in tables if len(intervals)])
         return self._manifest.table(name, dtype)
 
-    def has(self, name: str) -> bool:
-        """Tell whether the shards have a column."""
-        return name in self._stored.leaves
-
     def faults(self) -> np.ndarray:
         """Return the rows of /faults of the steps that count."""
         return np.asarray(self._stored.faults[self._stored.faults["step"] < self.num_steps])
@@ -196,17 +192,14 @@ def _copy_column(
 ) -> None:
     """Copy the rows of a column that count; in the last one, set the values of the envs `ends` to true."""
     path, writer = f"trajectories/{name}", destination.columns[name]
-    # A file of a version that did not have the column has zeros for it.
-    column = source.stored.chunks(path) if source.has(name) else None
-    num_rows = source.num_steps + has_last_row(name)
-    rows = math.lcm(1 if column is None else column.rows, writer.chunks[0])  # Powers of two: the larger of them.
+    column, num_rows = source.stored.chunks(path), source.num_steps + has_last_row(name)
+    rows = math.lcm(column.rows, writer.chunks[0])  # Powers of two: the larger of them.
     buffer = np.zeros((rows, *writer.dataset.shape[1:]), writer.dataset.dtype)
     for row in range(0, num_rows, rows):
         stop = min(rows, num_rows - row)
         source.tell(f"{path}, rows {row:,} to {row + stop - 1:,}")
         buffer[stop:] = np.zeros((), buffer.dtype)
-        if column is not None:
-            column.read(row, row + stop, into=buffer)
+        column.read(row, row + stop, into=buffer)
         if row + stop == num_rows and ends:
             buffer[stop - 1, ends] = True
         destination.append(name, buffer, row, stop, is_last=is_last and row + stop == num_rows)

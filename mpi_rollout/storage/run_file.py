@@ -78,13 +78,6 @@ class RunFile:
         What another file has already of the run, if it is continued or extended.
     replaces
         The `ownership.identity` of the complete file at `path` that the run extends.
-
-    Attributes
-    ----------
-    num_committed
-        Steps that a reader finds whatever happens.
-    worst_commit_s
-        The longest that a commit has taken.
     """
 
     def __init__(
@@ -101,8 +94,8 @@ class RunFile:
         self.is_recording = is_recording(attributes)
         self._episodes = make_table(config, attributes) if config.trajectories else None
         self.lock: Lock | None = None
-        self.num_committed = self._num_rows_seen = 0
-        self.worst_commit_s = 0.0
+        self.num_committed = self._num_rows_seen = 0  # Steps that a reader finds whatever happens.
+        self.worst_commit_s = 0.0  # The longest that a commit has taken.
         self.ended = np.zeros(3)  # Of this start's episodes: the number, the sums of returns and of lengths.
         self._tail: Tail | None = None  # Of the file of an earlier start, if this one goes on in it.
         self._notes: dict[str, list[np.ndarray]] = {}  # Rows of tables, for the next commit.
@@ -233,7 +226,6 @@ class RunFile:
         return self.path
 
     def discard(self) -> None:
-        """Close and remove the file."""
         self._datasets.close()
         os.unlink(self.part)
 

@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig, read_config
-from mpi_rollout.core.columns import NEWEST, Rows, column_of, stored_leaves
+from mpi_rollout.core.columns import Rows, column_of, stored_leaves
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError
 from mpi_rollout.process.clock import PHASES
@@ -28,8 +28,7 @@ FORMAT = "mpi_rollout"
 # Raise it when older versions would misread a file.  A new option needs no new version: a reader knows a file's options
 # by their names, see `config.read_config`.
 # 1: random actions were other ones for the same seed.  2: there was no list of chunks.
-LISTED_SINCE = 3
-FORMAT_VERSION = max(LISTED_SINCE, NEWEST)
+LISTED_SINCE = FORMAT_VERSION = 3
 SPAN_NBYTES = 2**23  # All chunks that hold one step: HDF5's readers keep 8 MiB; before version 2.0 they kept 1 MiB.
 BLOCK_NBYTES = 2**24
 FEW_STEPS, LARGE_BLOCK_NBYTES = 8, 2**26  # Blocks of large rows, such as images, hold a fragment of so many steps.
@@ -111,7 +110,7 @@ class Schema:
         throughput["env_steps"], throughput["seconds"] = np.int64(0), np.float64(0)
         if self.config.trajectories:
             file.create_group("trajectories").attrs["num_steps"] = np.int64(0)
-        expected = expected_rows(self.attributes, self.config, FORMAT_VERSION)
+        expected = expected_rows(self.attributes, self.config)
         for name, (dtype, shape) in expected.items():
             if name not in LIST:
                 self._create_dataset(file, name, dtype, shape)
@@ -135,11 +134,11 @@ class Schema:
         file.create_dataset(name, (0, *shape), dtype, **options)
 
 
-def expected_rows(root: Mapping[str, object], config: RolloutConfig, version: int, has_list: bool = True) -> Contents:
+def expected_rows(root: Mapping[str, object], config: RolloutConfig, has_list: bool = True) -> Contents:
     """Return for every dataset the dtype and the shape of a row; `root` is the root group's attributes."""
     expected: Contents = {}
     if config.trajectories and not is_manifest(root):  # The columns of a manifest are in its shards.
-        for name, leaf in expected_leaves(root, version).items():
+        for name, leaf in expected_leaves(root).items():
             expected[f"trajectories/{name}"] = leaf.dtype, (config.num_envs, *leaf.shape)
     has = {"episodes": config.trajectories, "resets": is_recording(root)}
     expected |= {name: (dtype, ()) for name, (dtype, _) in TABLES.items() if has.get(name, True)}
@@ -148,12 +147,12 @@ def expected_rows(root: Mapping[str, object], config: RolloutConfig, version: in
     return expected | (dict(zip(LIST, ((CHUNK, ()), (COMMIT, ())), strict=True)) if has_list else {})
 
 
-def expected_leaves(root: Mapping[str, object], version: int) -> dict[str, Leaf]:
-    """Return the leaves of the columns below /trajectories, by their paths there, in a file of a format version."""
+def expected_leaves(root: Mapping[str, object]) -> dict[str, Leaf]:
+    """Return the leaves of the columns below /trajectories, by their paths there."""
     spaces = parsed(root, "spaces", dict)
     names = ["observation", "action", *sorted({"extra", "info"} & spaces.keys())]
     described = {name: tuple(leaf for leaf, *_ in described_leaves(spaces.get(name))) for name in names}
-    stored = stored_leaves(described, is_recording(root), version, agents_in(root))
+    stored = stored_leaves(described, is_recording(root), agents_in(root))
     return {name: leaf for group in stored.values() for name, leaf in group.items()}
 
 

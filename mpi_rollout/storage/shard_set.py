@@ -125,10 +125,7 @@ def _words(warning: str, path: str, ranges: Sequence[range]) -> str:
 class ClaimedShards:
     """The shards of one team, with what `output.ClaimedOutput` has of one file.
 
-    Attributes
-    ----------
-    past
-        Where the team's envs stood when all of its shards had as many steps.
+    `past` says where the team's envs stood when all of its shards had as many steps.
     """
 
     def __init__(self, config: RolloutConfig, team: Team, run: str):

@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from shlex import quote
 
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import Interrupted, UsageError
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.storage.ownership import is_locked
 
@@ -53,6 +53,17 @@ class Status:
         """Remove the status."""
         with suppress(OSError):
             os.unlink(self._path)
+
+
+def tell_abort(out: str, place: str, code: int) -> None:
+    """Write into the status of a run that one of its ranks ends the job, since the root does not come to that."""
+    status, path = read_status(out), status_path(out)
+    if status.get("state") == "running":
+        state = "interrupted" if code == Interrupted.exit_code else "failed"
+        message = f"{place} ended the job; its message on stderr says why"
+        ended = {"state": state, "exit_code": code, "message": message, "updated": utc_now()}
+        with suppress(OSError):  # Another rank does it at the same moment, or the disk is full.
+            replace(path, json.dumps(status | ended) + "\n")
 
 
 class NoStatus(Status):

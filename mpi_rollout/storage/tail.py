@@ -89,8 +89,8 @@ def read_tail(source: CheckedFile) -> Tail:
 
 def has_true(source: CheckedFile, mask: str) -> bool:
     """Tell whether a mask has a true value; what is read ends at the first one."""
-    columns = [f"trajectories/{name}" for name in (mask, f"final_{mask}") if source.has(name)]
-    chunks = [(source.stored.chunks(name), source.counting_rows()[name]) for name in columns]
+    columns = source.datasets.keys() & {f"trajectories/{mask}", f"trajectories/final_{mask}"}
+    chunks = [(source.stored.chunks(name), source.counting_rows()[name]) for name in sorted(columns)]
     starts = ((column, row, num_rows) for column, num_rows in chunks for row in range(0, num_rows, column.rows))
     return any(column.read(row, min(row + column.rows, num_rows)).any() for column, row, num_rows in starts)
 

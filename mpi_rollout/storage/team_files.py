@@ -27,10 +27,7 @@ class Shard(NamedTuple):
 class TeamFiles:
     """The files of a team's shards, with what a writer uses of a `run_file.RunFile`.
 
-    Attributes
-    ----------
-    part
-        The name of the shard at work, whose error it is; before and afterwards that of the unfinished manifest.
+    `part` is the name of the shard at work, whose error it is; before and afterwards that of the unfinished manifest.
     """
 
     is_recording = False

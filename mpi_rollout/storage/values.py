@@ -31,15 +31,15 @@ Parts: TypeAlias = tuple[Option | str, ...]  # The parts of a message.
 def check_storable(observation_space: Space, action_space: Space, way_out: str = "use --no-trajectories") -> None:
     """Refuse spaces that no file can hold: a key cannot be a name in HDF5, or a leaf has no numbers."""
     for name, space in (("observation", observation_space), ("action", action_space)):
-        for key in _keys(space):
-            if not isinstance(key, str) or "/" in key or not is_name(key):
-                raise _not_storable(name, f"has the key {key!r}, which cannot be a name in HDF5; rename it", way_out)
+        keys = [key for key in _keys(space) if not isinstance(key, str) or "/" in key or not is_name(key)]
+        problems = [f"has the key {key!r}, which cannot be a name in HDF5; rename it" for key in keys]
         for leaf in leaves(space):
             if 0 in leaf.shape:
                 place = f"its part {leaf.path!r}" if leaf.path else f"it is a {type(space).__name__}"
-                raise _not_storable(
-                    name, f"has no numbers to store, {place} of shape {leaf.shape}; leave it out", way_out
-                )
+                problems.append(f"has no numbers to store, {place} of shape {leaf.shape}; leave it out")
+        if problems:
+            wrapper = f"gymnasium.wrappers.Transform{name.capitalize()}"
+            raise UsageError(f"the {name} space {problems[0]} with {wrapper} around the env, or {way_out}")
 
 
 def _keys(space: Space) -> Iterator[object]:
@@ -51,18 +51,10 @@ def _keys(space: Space) -> Iterator[object]:
             yield from _keys(child)
 
 
-def _not_storable(name: str, what: str, way_out: str) -> UsageError:
-    wrapper = f"gymnasium.wrappers.Transform{name.capitalize()}"
-    return UsageError(f"the {name} space {what} with {wrapper} around the env, or {way_out}")
-
-
 class ValueCheck:
     """Counts the wrong values of one dataset below /trajectories; messages call one of its values `noun`.
 
-    Attributes
-    ----------
-    counts
-        By kind, see `Bounds`: how many rows of an env have such values, and step and env of the first of these rows.
+    `counts` says by kind, see `Bounds`, how many rows of an env have such values, and step and env of the first one.
     """
 
     def __init__(self, name: str, noun: str, bounds: Bounds, first_env: int = 0):
@@ -106,21 +98,13 @@ class ValueChecks:
         described = described_leaves(spaces.get("observation"))
         first_env = int(json.loads(str(attributes["config"])).get("first_env", 0))
         infos = [leaf for leaf, *_ in described_leaves(spaces["info"])] if "info" in spaces else []
-        reward = RESULTS[0]
-        checks = [
-            ValueCheck(f"observations/{leaf.path}".rstrip("/"), noun(leaf), Bounds(leaf.dtype, *ends), first_env)
-            for leaf, *ends in described
-        ]
-        infinite = np.array(-np.inf), np.array(np.inf)
-        rewards = [
-            name for name, leaf in outcomes_of(described_agents(spaces.get("observation"))).items() if leaf is reward
-        ]
-        checks += [ValueCheck(name, noun(reward), Bounds(reward.dtype, *infinite), first_env) for name in rewards]
-        checks += [
-            ValueCheck(f"infos/{leaf.path}", f"info {leaf.path!r}", Bounds(leaf.dtype, *infinite), first_env)
-            for leaf in infos
-            if leaf.dtype.kind == "f"
-        ]
+        outcomes = outcomes_of(described_agents(spaces.get("observation")))
+        infinite = [np.array(-np.inf), np.array(np.inf)]
+        looked_at = [(f"observations/{leaf.path}".rstrip("/"), noun(leaf), leaf, ends) for leaf, *ends in described]
+        looked_at += [(name, noun(leaf), leaf, infinite) for name, leaf in outcomes.items() if leaf is RESULTS[0]]
+        floats = [leaf for leaf in infos if leaf.dtype.kind == "f"]
+        looked_at += [(f"infos/{leaf.path}", f"info {leaf.path!r}", leaf, infinite) for leaf in floats]
+        checks = [ValueCheck(name, word, Bounds(leaf.dtype, *ends), first_env) for name, word, leaf, ends in looked_at]
         self._never_said = {f"infos/{mask_name(leaf.path)}": leaf.path for leaf in infos}
         self.of = {check.name: check for check in checks if check.counts}
         self._warnings: list[Parts] = []  # Once for each leaf and kind, until they are said.

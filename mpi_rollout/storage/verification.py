@@ -1,9 +1,8 @@
 """Whether a file is what it says: every chunk of it is read, every statement that follows from others is checked."""
 
 import os
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -22,7 +21,6 @@ from mpi_rollout.storage.untrusted import Tell, attributes_of, steadily, text
 from mpi_rollout.storage.values import ValueCheck, ValueChecks, merged_wrong
 
 NUM_NAMED = 3  # Damaged chunks, or shards, that a message names.
-NOTE, NOTE_EVERY_S = "user.mpi_rollout.compared", 2.0
 NICENESS = 10  # Of what is checked while somebody else works: a tenth of a core that both use.
 
 
@@ -89,8 +87,6 @@ def verify_later(tell: Tell, path: str) -> Iterator[int]:
     """Look at a file that nobody writes, and at its end; yield its number of steps, then check all of it.
 
     After the first yield HDF5 reads nothing any more: somebody may append to the file, which moves no full chunk.
-    The file notes how far the check is.  A start that has nothing left to do but this check goes on from there, so that
-    the check may take longer than a job may last.
     """
     with checked(path, tell) as file:
         for name, num_rows in file.counting_rows().items():  # Others are appended to the chunks with the last rows.
@@ -99,30 +95,9 @@ def verify_later(tell: Tell, path: str) -> Iterator[int]:
                 chunks.compare(number, num_rows)
         yield file.num_steps
         os.nice(NICENESS)
-        _check_chunks(file, {}, _Note(file))
+        _check_chunks(file, {})
         if file.has_trajectories:
             _check_episodes(file)
-
-
-class _Note:
-    """How many chunks were compared: an attribute that the file system keeps with the file, if it can.
-
-    It counts for as many steps of the same run.  Tables may grow; they come first, and are read in any case.
-    """
-
-    def __init__(self, file: CheckedFile):
-        self._path, self._data, self._at = file.path, f"{file.root['digest']} {file.num_steps}", time.monotonic()
-        self.num_compared = 0
-        with suppress(OSError, ValueError):
-            data, _, number = os.getxattr(self._path, NOTE).decode().rpartition(" ")
-            self.num_compared = int(number) if data == self._data else 0
-
-    def tell(self, num_compared: int) -> None:
-        """Write it, now and then."""
-        if time.monotonic() - self._at >= NOTE_EVERY_S:
-            self._at = time.monotonic()
-            with suppress(OSError):
-                os.setxattr(self._path, NOTE, f"{self._data} {num_compared}".encode())
 
 
 def check_index(path: str) -> None:
@@ -133,12 +108,12 @@ def check_index(path: str) -> None:
                 raise ContentError(problem)
 
 
-def _check_chunks(file: CheckedFile, checks: Mapping[str, ValueCheck], note: _Note | None = None) -> None:
+def _check_chunks(file: CheckedFile, checks: Mapping[str, ValueCheck]) -> None:
     """Read every chunk that holds a row which counts, and compare the checksums, until a few are wrong.
 
-    `checks` count the values of their columns.  With a note, the chunks that were compared before are left out.
+    `checks` count the values of their columns.
     """
-    named = list(islice(_problems(file, checks, note), NUM_NAMED + 1))
+    named = list(islice(_problems(file, checks), NUM_NAMED + 1))
     if named:
         raise ContentError(_few(named))
 
@@ -147,25 +122,18 @@ def _few(problems: list[str]) -> str:
     return "; ".join(problems[:NUM_NAMED]) + ("; and more" if len(problems) > NUM_NAMED else "")
 
 
-def _problems(file: CheckedFile, checks: Mapping[str, ValueCheck], note: _Note | None) -> Iterator[str]:
+def _problems(file: CheckedFile, checks: Mapping[str, ValueCheck]) -> Iterator[str]:
     """Yield what is wrong with the chunks of the rows that count."""
-    num_compared, num_before = 0, note.num_compared if note else 0
     for name, num_rows in file.counting_rows().items():
         chunks, check = file.stored.chunks(name), checks.get(name.removeprefix("trajectories/"))
         chunks.num_chunks = chunks.nbytes = 0  # `checked` has read the tables.
         for place in chunks.numbers(slice(0, num_rows)):
-            num_compared += 1
-            if num_compared <= num_before:
-                continue
             file.tell(f"{name} from row {chunks.place(place)[0]:,} on")
             if problem := chunks.problem(place, num_rows):
-                note = None
                 yield problem
             elif check is not None:
                 (row, env), num_envs = chunks.place(place), file.config.num_envs
                 check.add(chunks.values(place)[: num_rows - row, : num_envs - env], row, env)
-            if note is not None:
-                note.tell(num_compared)
 
 
 def _check_values(file: CheckedFile, checks: Mapping[str, ValueCheck]) -> None:

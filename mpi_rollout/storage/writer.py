@@ -43,23 +43,13 @@ THREAD_S, MOST_THREAD_S = 1.0, 64.0  # Where it is more, a thread writes so long
 class Writer:
     """Makes and fills a file, or the shards of a team.  StorageError from any method, once it could not be written.
 
-    Parameters
-    ----------
-    blocks
-        To go round; the first row of each is a multiple of its length.
-
-    Attributes
-    ----------
-    num_waits
-        How often the collector has waited for the file: for a free block, or long for what it wrote by itself.
-    num_rows, values
-        The length of its blocks, and the counts of wrong values.
+    `blocks`, of `num_rows` each, go round; the first row of each is a multiple of that.
     """
 
     def __init__(self, file: "RunFile | TeamFiles", blocks: list[Block]):
         self._file, self.part = file, file.part
         self.num_rows = blocks[0].num_rows if blocks else 0
-        self.num_waits = 0
+        self.num_waits = 0  # Of the collector, for the file: for a free block, or long for what it wrote by itself.
         self._error: BaseException | None = None
         self._work: queue.Queue[Callable[[], object]] = queue.Queue()
         self._free: queue.LifoQueue[Block] = queue.LifoQueue()  # The last one is in the cache; others may stay unused.
@@ -70,7 +60,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
         self._ask(file.begin)
-        self.values = file.values
+        self.values = file.values  # The counts of wrong values.
 
     @property
     def num_committed(self) -> int:
@@ -143,7 +133,6 @@ class Writer:
         return self._ask(lambda: self._file.finish(ending))
 
     def discard(self) -> None:
-        """Close and remove the unfinished file."""
         self._ask(self._file.discard)
 
     def release(self) -> None:

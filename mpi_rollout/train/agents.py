@@ -1,18 +1,19 @@
-"""What a trainer is given of envs with several agents: dicts by agent, or arrays with one more axis, of the agents.
+"""What a trainer is given of envs with several agents: dicts by agent, arrays with an axis of agents, or their rows.
 
 Behind the results of the env as a whole come those of its agents, see `core.columns.outcomes_of`.  Behind the leaves of
 observations comes which agents are alive.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.core.columns import ALL_AGENTS, RESULTS
-from mpi_rollout.core.spaces import AgentsSpace, Space, Tree, agents_of, describe, leaves, tree_of
-from mpi_rollout.envs.inputs import Info
+from mpi_rollout.core.spaces import AgentsSpace, Space, Tree, agents_of, describe, leaves, nearest_to_zero, tree_of
+from mpi_rollout.envs.inputs import Info, Step
 from mpi_rollout.errors import ActionError, Option, UsageError
 from mpi_rollout.exchange.infos import FINAL_OBS
 
@@ -22,15 +23,7 @@ FORMS = "dict", "axis"
 class AgentsForm:
     """How observations, actions, results and ends of several agents are laid out; "dict" or "axis".
 
-    Parameters
-    ----------
-    observation_space, action_space
-        Of one env, by agent.
-
-    Raises
-    ------
-    UsageError
-        There is an axis of agents only where these have equal spaces.
+    The spaces are those of one env, by agent.  UsageError for an axis of agents whose spaces are not equal.
     """
 
     def __init__(self, observation_space: AgentsSpace, action_space: AgentsSpace, form: str):
@@ -100,10 +93,8 @@ class AgentsForm:
     ) -> dict[str, Any]:
         """Return a fragment in this form; `alive` says which agents acted in each step.
 
-        Parameters
-        ----------
-        before, last
-            What was shown before each step, and after the last one: at their ends which agents were alive.
+        `before` and `last` are what was shown before each step, and after the last one: at their ends which agents were
+        alive.
         """
         before, last = before[-len(self.names) :], last[-len(self.names) :]
         ended = results[1] | results[2]
@@ -127,3 +118,57 @@ def form_of(observation_space: Space, action_space: Space, form: str) -> AgentsF
     if form != FORMS[0]:
         raise UsageError(Option("agents"), f" {form} is for envs with several agents, these have none; leave it out")
     return None
+
+
+@dataclass(frozen=True)
+class StepOfRows:
+    """A step: arrays with a row for each agent of each env.
+
+    `final_observations` has the last observation of each row that is done, by its index.
+    """
+
+    observations: Tree
+    rewards: np.ndarray
+    dones: np.ndarray
+    is_cut: np.ndarray
+    final_observations: dict[int, Tree]
+
+
+class AgentRows:
+    """The agents of `num_envs` envs as envs of their own: rows of a trainer that knows of one agent, env after env.
+
+    What comes from `connect(..., agents="axis", autoreset_mode="same_step")` is laid out so.  The row of an agent is
+    done when the agent leaves, and when the env's episode ends.  From an agent's end to that of its env, its row is an
+    episode of observations nearest to zero, without reward, which learns nothing and loses nothing.  `space` is that of
+    the observations of one agent.
+    """
+
+    def __init__(self, agents: Sequence[str], num_envs: int, space: Space):
+        self.agents, self._space, self._leaves = agents, space, leaves(space)
+        self._shape = num_envs, len(agents)
+        self.num_rows = num_envs * len(agents)
+        self._nothing = nearest_to_zero(space)
+
+    def observations(self, tree: Tree) -> Tree:
+        """Return observations (num_envs, num_agents, ...) as rows."""
+        arrays = [leaf.of(tree) for leaf in self._leaves]
+        return tree_of(self._space, [array.reshape(self.num_rows, *array.shape[2:]) for array in arrays])
+
+    def actions(self, rows: Tree, space: Space) -> Tree:
+        """Return the actions of rows as the envs take them."""
+        arrays = [np.asarray(leaf.of(rows)) for leaf in leaves(space)]
+        return tree_of(space, [array.reshape(*self._shape, *array.shape[1:]) for array in arrays])
+
+    def step(self, outcome: Step) -> StepOfRows:
+        """Lay out what a step of the envs has given."""
+        observations, rewards, terminations, truncations, infos = outcome
+        has_left, ended = terminations | truncations, infos["ended"][:, None]
+        rows, finals = self.observations(observations), dict[int, Tree]()
+        dones = (has_left | ended).ravel()
+        for row in np.flatnonzero(dones).tolist():
+            env, agent = divmod(row, len(self.agents))
+            source, place = (infos[FINAL_OBS][env], agent) if ended[env, 0] else (rows, row)
+            finals[row] = tree_of(self._space, [np.array(leaf.of(source)[place]) for leaf in self._leaves])
+            for leaf in () if ended[env, 0] else self._leaves:
+                leaf.of(rows)[row] = leaf.of(self._nothing)
+        return StepOfRows(rows, rewards.ravel(), dones, (truncations & ~terminations).ravel(), finals)

@@ -243,10 +243,8 @@ class RootEnd:
     def _take_turn(self, is_closing: bool = False) -> None:
         """Let the ranks await the orders of this connection, not those of another one; `is_closing`: to close it.
 
-        Raises
-        ------
-        AlreadyPendingCallError
-            The envs of the connection that has the turn are stepping, and the program was not interrupted meanwhile.
+        AlreadyPendingCallError if the envs of the connection that has the turn are stepping, unless the program was
+        interrupted meanwhile.
         """
         turns = self._turns
         if turns is None or turns.holder is self:

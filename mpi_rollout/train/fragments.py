@@ -23,10 +23,7 @@ NO_POLICY = "there is no policy on the ranks: give connect a policy, such as pol
 class Fragments:
     """Sends actions of several steps, and makes arrays of what comes back.
 
-    Attributes
-    ----------
-    policy
-        The ranks ask it for actions where the trainer gives none; None: random ones.
+    The ranks ask `policy` for actions where the trainer gives none; None: random ones.
     """
 
     def __init__(self, steps: Steps, end: RootEnd):

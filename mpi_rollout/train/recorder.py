@@ -77,10 +77,7 @@ class Recorder:
     def make_room(self, lanes: Sequence[Lane], num_steps: int) -> None:
         """Get ready for the next steps of some lanes; hand in what is final, and commit it now and then.
 
-        Raises
-        ------
-        StorageError
-            The file cannot be written.
+        StorageError if the file cannot be written.
         """
         try:
             self.writer.check()
@@ -234,10 +231,7 @@ class Recorder:
 
         Rows that fast ranks have and slow ones have not are left out.
 
-        Raises
-        ------
-        StorageError
-            The file cannot be written; what is committed stays in the `.part`.
+        StorageError if the file cannot be written; what is committed stays in the `.part`.
         """
         if self._is_finished or os.getpid() != self._pid:
             return

@@ -7,7 +7,7 @@ run can promise of its file and a recording cannot, is in `LIMITS`.
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -78,19 +78,14 @@ def start_recording(
     from mpi_rollout.train.recorded_rows import NUM_BLOCKS
     from mpi_rollout.train.recorder import Recorder
 
-    extras = _recorded_extras(request, driver)
-    spaces, num_slots = (driver.observation_space, driver.action_space), driver.exchanges.num_slots
-    infos = info_leaves(request.infos)
-    columns = with_masks(infos)
-    nbytes = Block.row_nbytes(*spaces, driver.num_envs, extras + columns)
-    nbytes += Block.row_nbytes(*spaces, driver.num_envs, columns)
+    extras, infos = _recorded_extras(request, driver), info_leaves(request.infos)
+    contents = replace(driver.exchanges.contents, extras=extras, infos=infos, keeps_infos=True)
+    nbytes = contents.row_nbytes(driver.num_envs) + replace(contents, extras=()).row_nbytes(driver.num_envs)
     num_rows = schema.rows_per_block(nbytes, MANY_STEPS)
 
     def make_block() -> Block:
         check_blocks(num_rows * nbytes)
-        return Block(
-            *spaces, driver.num_envs, num_slots, num_rows, extras=extras, has_final_observations=True, infos=infos
-        )
+        return Block(contents, driver.num_envs, driver.exchanges.num_slots, num_rows, is_recording=True)
 
     config = config_of(request, path, driver.num_envs)
     # A generator goes on from one episode to the next, in a loop that of each env.
@@ -104,7 +99,8 @@ def start_recording(
     }
     blocks = [make_block() for _ in range(NUM_BLOCKS)]
     file = Writer(RunFile(config, attributes, num_rows), blocks)
-    return Recorder(file, make_block, driver, facts, request.mode, hosts, columns, request.max_env_restarts > 0)
+    columns, notes_restarts = with_masks(infos), request.max_env_restarts > 0
+    return Recorder(file, make_block, driver, facts, request.mode, hosts, columns, notes_restarts)
 
 
 def _recorded_extras(request: Request, driver: Driver) -> tuple[Leaf, ...]:

@@ -27,10 +27,7 @@ class Outcomes:
 
     A lane's slots are laid into the two rows of a block in turn.
 
-    Parameters
-    ----------
-    copy
-        False: observations of neighbours in one row are views, which the lane's next but one outcome overwrites.
+    Without `copy`, observations of neighbours in one row are views, which the lane's next but one outcome overwrites.
     """
 
     def __init__(self, driver: Driver, copy: bool):

@@ -150,6 +150,7 @@ def test_without_progress_there_is_nothing_but_the_summary(job):
 WATCHED = ("--env-factory", "unruly_envs:Watched", "--num-envs", "6", "--num-steps", "3000", *OUT)
 
 
+@pytest.mark.any_mpi
 @pytest.mark.full_start
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("launched", [True, False], ids=["mpiexec", "alone"])
@@ -167,6 +168,7 @@ def test_a_terminal_gets_a_bar_while_the_run_goes_on_and_messages_take_its_place
     )
 
 
+@pytest.mark.any_mpi
 @pytest.mark.full_start
 @pytest.mark.mpi(2)
 def test_a_bar_is_gone_when_a_run_fails(job, num_ranks):

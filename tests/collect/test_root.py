@@ -18,7 +18,7 @@ from single_rank import drive, root_of
 
 from mpi_rollout.collect import root as root_module
 from mpi_rollout.collect.root import Root
-from mpi_rollout.core.layout import Block
+from mpi_rollout.core.layout import Contents
 from mpi_rollout.errors import SignalInterrupt, StorageError
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.storage import ownership, run_file, schema
@@ -182,7 +182,7 @@ def test_the_memory_of_three_blocks_is_checked_and_room_for_the_file(out: Path, 
     monkeypatch.setattr(root_module, "check_blocks", asked.append)
     monkeypatch.setattr(ownership, "TOLD_NBYTES", 1)
     assert drive(root_of(out)) == 0
-    row_nbytes = Block.row_nbytes(*SPACES, NUM_ENVS)
+    row_nbytes = Contents(*SPACES).row_nbytes(NUM_ENVS)
     assert asked == [3 * schema.rows_per_block(row_nbytes, NUM_STEPS) * row_nbytes]
     [message] = capfd.readouterr().err.splitlines()
     assert message.startswith("mpi_rollout: 3 envs x 20 steps take about ") and message.endswith(" free there)")

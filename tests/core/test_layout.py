@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,13 +10,14 @@ from envs import Counting, Image, Nested
 from gymnasium import spaces
 
 from mpi_rollout.core.columns import RESULTS, noun
-from mpi_rollout.core.layout import ALIGNMENT, Block, Columns, SlotLayout, SlotUnpacker
+from mpi_rollout.core.layout import ALIGNMENT, Block, Columns, Contents, SlotLayout, SlotUnpacker
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, leaves
 
 DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
 EVERY_DTYPE = spaces.Dict({dtype: spaces.Box(0, 1, (3,), np.dtype(dtype)) for dtype in DTYPES})
 SPACES = [Counting.observation_space, Nested.observation_space, Image.observation_space, EVERY_DTYPE]
+NESTED = Contents(Nested.observation_space, Nested.action_space)
 INFOS = (Leaf(("lives",), np.dtype(np.int64), ()), Leaf(("deep", "position"), np.dtype(np.float32), (3,)))
 
 
@@ -36,13 +38,18 @@ def draw_into(columns: list[np.ndarray], draws: np.random.Generator) -> None:
         column[...] = draws.integers(0, 2 if column.dtype == bool else 100, column.shape)
 
 
+def plain_layout(space: spaces.Space, capacity: int) -> SlotLayout:
+    """A slot with what each one has."""
+    return SlotLayout(Contents(space, Nested.action_space), capacity)
+
+
 def full_layout(space: spaces.Space, capacity: int) -> SlotLayout:
     """A slot with all that it can have."""
-    return SlotLayout(space, capacity, has_final_observations=True, infos=INFOS, actions=leaves(Nested.action_space))
+    return SlotLayout(Contents(space, Nested.action_space, True, INFOS, has_actions=True), capacity)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7])
-@pytest.mark.parametrize("make", [SlotLayout, full_layout], ids=["plain", "full"])
+@pytest.mark.parametrize("make", [plain_layout, full_layout], ids=["plain", "full"])
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_the_columns_of_a_slot_are_contiguous_in_cache_lines_of_their_own(
     space: spaces.Space, make: Callable[..., SlotLayout], rows: int
@@ -62,7 +69,7 @@ def test_the_columns_of_a_slot_are_contiguous_in_cache_lines_of_their_own(
 
 
 def test_the_headers_of_all_slots_are_seen_in_one_array_each():
-    layout = SlotLayout(EVERY_DTYPE, 2)
+    layout = plain_layout(EVERY_DTYPE, 2)
     slots = np.zeros((3, layout.nbytes), np.uint8)
     for rank in range(3):
         step_s, mark, has_infos, _ = layout.header(slots[rank][None])
@@ -73,11 +80,12 @@ def test_the_headers_of_all_slots_are_seen_in_one_array_each():
 
 
 def test_a_slot_that_nobody_reads_is_a_cache_line():
-    layout = SlotLayout(EVERY_DTYPE, 1000, counts_only=True)
+    contents = Contents(EVERY_DTYPE, spaces.Discrete(2), counts_only=True)
+    layout = SlotLayout(contents, 1000)
     assert layout.nbytes == layout.head_nbytes == ALIGNMENT
     columns = layout.columns(np.zeros((2, layout.nbytes), np.uint8), 1000)
     assert not all_of(columns) or {column.size for column in all_of(columns)} == {0}
-    block = Block(EVERY_DTYPE, spaces.Discrete(2), 1000, 2, 5, counts_only=True)
+    block = Block(contents, 1000, 2, 5)
     assert not block.named and not block.results
     partition = Partition(1000, 2)
     slots = np.zeros((2, 1, layout.nbytes), np.uint8)
@@ -89,7 +97,7 @@ def test_a_slot_that_nobody_reads_is_a_cache_line():
 
 
 @pytest.mark.parametrize("lead", [(), (5,), (2, 3)], ids=str)
-@pytest.mark.parametrize("make", [SlotLayout, full_layout], ids=["plain", "full"])
+@pytest.mark.parametrize("make", [plain_layout, full_layout], ids=["plain", "full"])
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_columns_of_many_slots_have_the_axes_of_the_slots_first(
     space: spaces.Space, make: Callable[..., SlotLayout], lead: tuple[int, ...]
@@ -113,7 +121,7 @@ def test_columns_of_many_slots_have_the_axes_of_the_slots_first(
 
 def test_actions_final_observations_and_infos_come_only_where_they_are_wanted():
     space = Counting.observation_space
-    plain, full = (make(space, 2) for make in (SlotLayout, full_layout))
+    plain, full = (make(space, 2) for make in (plain_layout, full_layout))
     columns = full.columns(np.zeros(full.nbytes, np.uint8), 2)
     assert [array.shape for array in columns.final_observation_arrays] == [(2, 4)]
     assert [array.shape[1:] for array in columns.action_arrays] == [leaf.shape for leaf in leaves(Nested.action_space)]
@@ -123,7 +131,7 @@ def test_actions_final_observations_and_infos_come_only_where_they_are_wanted():
 
 
 def make_block(num_rows: int = 4, num_envs: int = 5) -> Block:
-    return Block(Nested.observation_space, Nested.action_space, num_envs, 2, num_rows)
+    return Block(NESTED, num_envs, 2, num_rows)
 
 
 def test_the_arrays_of_a_block_are_contiguous_and_have_the_names_of_the_file():
@@ -135,12 +143,12 @@ def test_the_arrays_of_a_block_are_contiguous_and_have_the_names_of_the_file():
     assert all(array.flags.c_contiguous and array.shape[:2] == (4, 5) for array in arrays)
     assert not any(np.shares_memory(*pair) for pair in itertools.combinations(arrays, 2))
     space = spaces.Discrete(2)
-    single = Block(space, space, 3, 1, 2)
+    single = Block(Contents(space, space), 3, 1, 2)
     assert set(single.named) == {"observations", "actions", "rewards", "terminations", "truncations"}
 
 
 def test_the_bytes_of_a_row_are_those_of_its_arrays():
-    row_nbytes = Block.row_nbytes(Nested.observation_space, Nested.action_space, 5)
+    row_nbytes = NESTED.row_nbytes(5)
     assert row_nbytes == sum(array[0].nbytes for array in make_block().named.values())
 
 
@@ -155,13 +163,12 @@ class Slots:
 
     def __init__(self, root_envs: int | None, room: int, has_actions: bool = False):
         self.partition = Partition(5, 3 + (root_envs == 0), root_envs)
-        actions = leaves(Nested.action_space) if has_actions else ()
-        layout = SlotLayout(Nested.observation_space, self.partition.capacity, actions=actions)
+        layout = SlotLayout(replace(NESTED, has_actions=has_actions), self.partition.capacity)
         self.num_ranks = self.partition.num_ranks
         self.slots = np.zeros((self.num_ranks, room, layout.nbytes), np.uint8)
         self.columns = layout.columns(self.slots, self.partition.capacity)
         self.step_s = layout.header(self.slots.reshape(-1, layout.nbytes))[0].reshape(self.num_ranks, room)
-        self.block = Block(Nested.observation_space, Nested.action_space, 5, self.num_ranks, 12)
+        self.block = Block(NESTED, 5, self.num_ranks, 12)
         self.unpacker = SlotUnpacker(self.block, layout, self.partition, self.slots, slice(0, self.num_ranks))
         self.draws = np.random.default_rng(0)
 

@@ -1,6 +1,7 @@
 """Spaces as leaves."""
 
 import json
+from operator import itemgetter
 
 import gymnasium
 import numpy as np
@@ -18,8 +19,8 @@ from mpi_rollout.core.spaces import (
     is_castable,
     leaf_spaces,
     leaves,
+    map_tree,
     mask_sizes,
-    rows_of,
     tree_of,
     wrong_values_text,
 )
@@ -112,9 +113,9 @@ def test_bounds_that_are_all_the_same_are_described_by_one_number():
 
 
 @pytest.mark.parametrize("space", [Nested.observation_space, Nested.action_space], ids=str)
-def test_rows_of_a_tree_are_views_of_every_leaf(space: spaces.Space):
+def test_a_function_takes_every_leaf_of_a_tree(space: spaces.Space):
     arrays = [np.arange(5 * int(np.prod(leaf.shape))).reshape(5, *leaf.shape) for leaf in leaves(space)]
-    rows = rows_of(tree_of(space, arrays), slice(1, 3))
+    rows = map_tree(itemgetter(slice(1, 3)), tree_of(space, arrays))
     for leaf, array in zip(leaves(space), arrays, strict=True):
         assert leaf.of(rows).tolist() == array[1:3].tolist() and np.shares_memory(leaf.of(rows), array)
 

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from jobs import Job
 from seeded_faults import Moody, Once
 
-from mpi_rollout.core.layout import Block
+from mpi_rollout.core.layout import Block, Contents
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.loop import LoopVectorEnv
@@ -212,7 +212,7 @@ EPISODES = [  # start, length, seed's number, truncated, faulted
 
 @pytest.mark.parametrize("cuts", [(), (3,), (4, 7), (5, 9, 13), tuple(range(1, NUM_ROWS))])
 def test_a_failed_reset_is_an_episode_and_a_lost_env_has_none_until_it_is_back(cuts: tuple[int, ...]):
-    block = Block(spaces.Discrete(2), spaces.Discrete(2), 2, 1, NUM_ROWS)
+    block = Block(Contents(spaces.Discrete(2), spaces.Discrete(2)), 2, 1, NUM_ROWS)
     block.truncations[LIFE["ends"], 1] = True
     block.rewards[...] = 1.0
     table = EpisodeTable(2, 4)

@@ -14,7 +14,7 @@ from gymnasium import spaces, wrappers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from oracle import SeededEpisodes, arrays
 
-from mpi_rollout.core.layout import SlotLayout
+from mpi_rollout.core.layout import Contents, SlotLayout
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.loop import LoopVectorEnv
@@ -344,7 +344,7 @@ def sorted_keys(infos: Any) -> Any:
 
 def test_final_observations_are_in_the_columns_of_the_caller():
     loop = LoopVectorEnv([test_envs.Reusing] * 2, autoreset_mode=SAME_STEP)
-    layout = SlotLayout(loop.single_observation_space, 2, has_final_observations=True)
+    layout = SlotLayout(Contents(loop.single_observation_space, loop.single_action_space, True), 2)
     columns = layout.columns(np.zeros(layout.nbytes, np.uint8), 2)
     loop.write_to([columns])
     loop.reset(seed=[5, 1])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpi_rollout.core.layout import SlotLayout
+from mpi_rollout.core.layout import Contents, SlotLayout
 from mpi_rollout.core.spaces import agents_of
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.players import PlayersVectorEnv
@@ -30,8 +30,8 @@ class Changed:
     def reset(self):
         return tuple(map(self._changed, self._pool.reset()))
 
-    def step(self, actions: Any):
-        return tuple(map(self._changed, self._pool.step(actions)))
+    def _recv(self):
+        return [self._changed(part) for part in self._pool._recv()]
 
     def _changed(self, part: Any) -> Any:
         if isinstance(part, dict):
@@ -81,7 +81,7 @@ def test_players_are_the_rows_of_a_pool_that_is_stepped_by_hand(task: str, is_re
 def test_a_player_whose_turn_it_is_loses_by_a_move_that_is_not_allowed():
     """So row i of an env is player i, and `current_player` names a row."""
     envs = PlayersVectorEnv(made("TicTacToe-v1"))
-    layout = SlotLayout(envs.single_observation_space, NUM_ENVS)
+    layout = SlotLayout(Contents(envs.single_observation_space, envs.single_action_space), NUM_ENVS)
     columns = layout.columns(np.zeros(layout.nbytes, np.uint8), NUM_ENVS)
     same = dict.fromkeys(envs.agent_names, np.zeros(NUM_ENVS, np.int64))
     envs.reset()

@@ -12,32 +12,28 @@ class OwnLimit(wrappers.TimeLimit):
     """May do more than the one that it is made of."""
 
 
-def limited(*limits: int) -> list[wrappers.TimeLimit]:
-    """Time limits around one env, the outermost first."""
-    env: gymnasium.Env = Counting()
-    wrapped = []
-    for limit in reversed(limits):
-        env = wrappers.TimeLimit(env, limit)
-        wrapped.insert(0, env)
-    return wrapped
+def limited(limit: int) -> wrappers.TimeLimit:
+    """A time limit around an env."""
+    return wrappers.TimeLimit(Counting(), limit)
 
 
 def test_only_the_outermost_wrappers_of_make_are_stepped_over():
     inner = wrappers.ClipAction(gymnasium.make("Pendulum-v1"))
-    env = wrappers.OrderEnforcing(wrappers.TimeLimit(wrappers.PassiveEnvChecker(wrappers.TimeLimit(inner, 9)), 7))
-    stepped, limits = step_over_wrappers(env)
-    assert stepped is inner and [limit._max_episode_steps for limit in limits] == [7, 9]
+    env = wrappers.OrderEnforcing(wrappers.TimeLimit(wrappers.PassiveEnvChecker(inner), 7))
+    assert step_over_wrappers(env) == (inner, env.env)
+    second = wrappers.TimeLimit(env, 9)
+    assert step_over_wrappers(wrappers.OrderEnforcing(second)) == (env.env, second)
 
 
 def test_a_bare_env_and_a_wrapper_of_ones_own_are_stepped_themselves():
     for env in (Counting(), OwnLimit(Counting(), 3)):
-        assert step_over_wrappers(env) == (env, [])
+        assert step_over_wrappers(env) == (env, None)
 
 
 def test_no_deadline_is_looked_for_before_it_can_come():
     limits = TimeLimits([limited(10), limited(6)])
     assert limits.next_deadline == 6
-    assert TimeLimits([[], []]).next_deadline == np.inf
+    assert TimeLimits([None, None]).next_deadline == np.inf
 
 
 def test_an_env_that_takes_no_steps_reaches_its_limit_only_when_it_has_begun_again():

@@ -7,11 +7,11 @@ import pytest
 from envs import Counting, Nested
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import RESTARTED, SHORT
+from mpi_rollout.core.layout import RESTARTED, SHORT, Contents
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.exchange.exchange import Exchange
-from mpi_rollout.exchange.orders import HEADER_NBYTES, Command, Contents
+from mpi_rollout.exchange.orders import HEADER_NBYTES, Command
 from mpi_rollout.exchange.transports import Transport
 from mpi_rollout.exchange.waiting import Wait
 

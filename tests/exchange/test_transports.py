@@ -11,9 +11,8 @@ from itertools import product
 import numpy as np
 from gymnasium import spaces
 from mpi4py import MPI
-from mpi_rollout.core.layout import SHORT
+from mpi_rollout.core.layout import SHORT, Contents, SlotLayout
 from mpi_rollout.core.partition import Partition
-from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.direct import *
 from mpi_rollout.exchange.exchange import Command, Exchange
 from mpi_rollout.exchange.shared_memory import shared_zeros
@@ -23,7 +22,7 @@ from mpi_rollout.exchange.waiting import Wait
 ROOM = 7
 comm, partition = MPI.COMM_WORLD, Partition(7, 3)
 contents = Contents(spaces.Box(0, 1e6, (), np.float64), spaces.Discrete(1000), has_actions=True)
-nbytes = contents.slot_layout(partition.capacity).nbytes
+nbytes = SlotLayout(contents, partition.capacity).nbytes
 
 def shared(room):
     return shared_zeros(comm, 3 * room * nbytes).reshape(3, room, nbytes)

@@ -3,7 +3,7 @@
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import Block
+from mpi_rollout.core.layout import Block, Contents
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.storage.episodes import EpisodeTable
 
@@ -32,7 +32,7 @@ def table_of(columns: dict[str, np.ndarray], cuts: list[tuple[int, int, int]], s
     table = EpisodeTable(num_envs, seed)
     taken = []
     for block_start, first, stop in cuts:
-        block = Block(spaces.Discrete(2), spaces.Discrete(2), num_envs, 1, stop)
+        block = Block(Contents(spaces.Discrete(2), spaces.Discrete(2)), num_envs, 1, stop)
         block.start = block_start
         for name, column in columns.items():
             block.named[name][first:stop] = column[block_start + first : block_start + stop]

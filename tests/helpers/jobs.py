@@ -401,10 +401,12 @@ Collected = Callable[[int | None], dict[str, list[Path]]]
 
 
 def collected_in_ways(
-    folders: pytest.TempPathFactory, runs: dict[str, Options], ways_of: WaysOf, num_rows: int | None = None
-) -> Collected:
+    folders: pytest.TempPathFactory, runs: dict[str, Options], ways_of: WaysOf, num_rows: int | None = None,
+    libraries: Sequence[str] = (),
+) -> Collected:  # fmt: skip
     """The files of all runs in all of their ways on some ranks, or without mpiexec, once; one job for all of them."""
-    return once(lambda num_ranks: files_in_ways(Job(folders.mktemp("collected")), num_ranks, runs, ways_of, num_rows))
+    job = lambda: Job(folders.mktemp("collected"), libraries=libraries)  # noqa: E731
+    return once(lambda num_ranks: files_in_ways(job(), num_ranks, runs, ways_of, num_rows))
 
 
 def files_in_ways(

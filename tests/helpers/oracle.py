@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from operator import itemgetter
 from typing import Any
 
 import gymnasium
@@ -11,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from policies import by_look
 
 from mpi_rollout.core.seeding import episode_seeds
-from mpi_rollout.core.spaces import leaves, rows_of
+from mpi_rollout.core.spaces import leaves, map_tree
 from mpi_rollout.policies.random import RandomPolicy
 
 
@@ -120,7 +121,7 @@ class Rows:
     def take(self, outputs: Sequence[Any], env_indices: Sequence[int]) -> None:
         observations, *results, infos = outputs
         for place, index in enumerate(env_indices):
-            row = deepcopy(rows_of(observations, place)), *(column[place].item() for column in results)
+            row = deepcopy(map_tree(itemgetter(place), observations)), *(column[place].item() for column in results)
             self.of_env[index].append((*row, deepcopy(info_of(infos, place))))
 
 

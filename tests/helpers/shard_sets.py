@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from written_data import NUM_STEPS, SMALL, Feed, ending, relist
 
-from mpi_rollout.core.layout import Block
+from mpi_rollout.core.layout import Block, Contents
 from mpi_rollout.process.clock import PHASES
 from mpi_rollout.storage.manifest import begin_manifest
 from mpi_rollout.storage.run_file import Ending
@@ -29,7 +29,7 @@ class ShardFeed(Feed):
     def __init__(self, whole: Feed, envs: range):
         super().__init__(whole.space, len(envs), whole.seed, whole.compression, whole.bits, first_env=envs.start)
         self._whole, self._envs, self.attributes = whole, slice(envs.start, envs.stop), {"run": RUN}
-        self._row = Block(whole.space, spaces.MultiDiscrete([3, 5]), whole.num_envs, 1, 1)
+        self._row = Block(Contents(whole.space, spaces.MultiDiscrete([3, 5])), whole.num_envs, 1, 1)
 
     def lay(self, block: Block, row: int, step: int, kind: str) -> None:
         self._whole.lay(self._row, 0, step, kind)

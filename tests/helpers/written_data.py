@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.layout import Block
+from mpi_rollout.core.layout import Block, Contents
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.process.clock import PHASES
 from mpi_rollout.storage.run_file import Ending, Prefix, RunFile
@@ -52,7 +52,7 @@ class Feed:
             env="CartPole-v1", num_envs=self.num_envs, seed=self.seed, out=str(path), compression=self.compression,
             **self.options,
         )  # fmt: skip
-        blocks = [Block(self.space, ACTIONS, self.num_envs, 1, num_rows) for _ in range(num_blocks)]
+        blocks = [Block(Contents(self.space, ACTIONS), self.num_envs, 1, num_rows) for _ in range(num_blocks)]
         described = {"observation": describe(self.space), "action": describe(ACTIONS)}
         attributes = {
             "config": config.to_json(), "env_spec": "", "spaces": json.dumps(described),
@@ -108,7 +108,7 @@ class Feed:
 
     def expected(self, num_steps: int) -> dict[str, np.ndarray]:
         """What /trajectories must hold after so many steps."""
-        block = Block(self.space, ACTIONS, self.num_envs, 1, num_steps + 1)
+        block = Block(Contents(self.space, ACTIONS), self.num_envs, 1, num_steps + 1)
         for step in range(num_steps):
             self.lay(block, step, step, "observations")
             self.lay(block, step, step, "results")

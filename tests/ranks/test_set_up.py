@@ -13,7 +13,7 @@ from native_envs import Drift, drift
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
-from mpi_rollout.envs.specs import can_be_pickled, describe_spec
+from mpi_rollout.envs.wrapping import describe_spec
 from mpi_rollout.errors import SameEnvError, UsageError
 from mpi_rollout.exchange.world import SingleRankComm
 from mpi_rollout.options import SharedOptions
@@ -21,6 +21,7 @@ from mpi_rollout.ranks.set_up import (
     EnvFacts,
     Plan,
     assemble,
+    can_be_pickled,
     divided,
     make_rank_envs,
     unwatched_by_gc,

@@ -1,6 +1,7 @@
 """One rank's envs and what orders make of them, in a loop and natively vectorized."""
 
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import gymnasium
@@ -11,13 +12,13 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from single_rank import driver_of
 
+from mpi_rollout.core.layout import Contents
 from mpi_rollout.core.partition import Division
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import merge_infos
-from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.world import SingleRankComm
 from mpi_rollout.ranks.native_slices import NativeSlice
 from mpi_rollout.ranks.slices import Slice
@@ -56,11 +57,29 @@ class Native(VectorEnv):
         return ("a", "b", "c")
 
 
+class InParts(Native):
+    """The same, with steps in parts, which are noted."""
+
+    def send(self, actions):
+        self.given.append(("send", *actions.tolist()))
+
+    def recv(self):
+        self.given.append(("recv",))
+
+    def outcome(self, _states):
+        self.given.append(("outcome",))
+        return tuple(self.outputs.values())
+
+
 def native(
-    on_fault: OnFault | None = None, pickles_infos: bool = False, counts_only: bool = False, **outputs: Any
+    on_fault: OnFault | None = None,
+    pickles_infos: bool = False,
+    counts_only: bool = False,
+    kind: type[Native] = Native,
+    **outputs: Any,
 ) -> tuple[Slice, Native]:
     """A slice of such envs."""
-    envs = Native(**outputs)
+    envs = kind(**outputs)
     options = {"counts_only": counts_only, "pickles_infos": pickles_infos}
     contents = Contents(envs.single_observation_space, envs.single_action_space, **options)
     [exchange] = Exchanges(SingleRankComm(), Division(3, 1), contents).all
@@ -125,6 +144,20 @@ def test_what_natively_vectorized_envs_give_is_copied_into_the_slot():
     assert envs.given == [(4, 3, 2)] and part.num_steps == 1
     assert slot.observations.tolist() == [[1, 1]] * 3 and slot.rewards.tolist() == [0, 1, 2]
     assert slot.truncations.tolist() == [False, True, False] and not slot.terminations.any()
+
+
+@pytest.mark.parametrize(("way", "calls"), [("whole", "SRSORSORO"), ("cut", "SRSORO"), ("failing", "SRSOR")])
+def test_envs_whose_steps_have_parts_are_in_the_next_one_while_a_row_is_written(way: str, calls: str):
+    """No step is left behind: not where a fragment is cut short, and not where its row is refused."""
+    part, envs = native(kind=InParts, **({"rewards": None} if way == "failing" else {}))
+    part.exchange.make_room(3)
+    part.exchange.order.num_rows, actions = 3, np.arange(9).reshape(3, 3) % 5
+    part.exchange.order.put([actions], 3)
+    with pytest.raises(DataError) if way == "failing" else nullcontext():
+        part.do(Command.STEP, (), lambda: way == "cut" and part.num_done == 1)
+    assert "".join(name[0].upper() for name, *_ in envs.given) == calls
+    sent = [row for name, *row in envs.given if name == "send"]
+    assert sent == actions[: len(sent)].tolist() and part.num_done == calls.count("O") - (way == "failing")
 
 
 def test_observations_of_another_dtype_are_cast_unless_that_is_refused():

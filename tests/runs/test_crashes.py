@@ -1,7 +1,7 @@
-"""What a run has acknowledged as committed survives a SIGKILL at every single one of its writes.
+"""What a run has acknowledged as committed survives a SIGKILL at any of its writes.
 
-killer.c kills before the n-th write, or in its middle; crash_at_every_write.py runs and looks, for every n.  Where a
-write is torn, or chunks are compressed, it takes every third one, and of those that fail some every second one.
+killer.c kills before the n-th write, or in its middle; crash_at_every_write.py runs and looks, for every n.  Of writes
+that are torn or fail, of compressed chunks and of continued runs it takes some: see its `PLACES`.
 
 A write of data may be torn anywhere.  One of metadata is read as it was before where its checksum proves what that was
 (see `storage.torn`).  Elsewhere HDF5 refuses what it describes, at once and without handing out anything wrong.
@@ -87,7 +87,7 @@ def data_sizes(path: Path) -> set[int]:
 def test_the_run_that_is_not_killed_is_complete(outcomes: dict, kind: str, how: str):
     *killed, last = outcomes[kind, how]
     assert (last["code"], last["said"]) == (0, ["complete"])
-    assert all(each["code"] == -9 for each in killed) and len(killed) > 20
+    assert all(each["code"] == -9 for each in killed) and len(killed) > 10
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -49,12 +49,7 @@ def test_a_failing_env_ends_the_job_with_its_place_its_cause_and_all_steps_befor
     assert_begins(job.folder / "run.h5.part", whole, num_steps=2)
 
 
-def test_a_single_process_fails_in_the_same_way(job, whole):
-    result = job(None, *fails("raise"))
-    assert (result.code, len(result.messages), result.num_tracebacks) == (70, 1, 1)
-    assert_begins(job.folder / "run.h5.part", whole, num_steps=2)
-
-
+@pytest.mark.any_mpi
 @pytest.mark.mpi(3)
 def test_when_several_ranks_fail_in_one_step_one_tells_for_all(job, num_ranks):
     result = job(num_ranks, *fails("raise"))
@@ -63,6 +58,7 @@ def test_when_several_ranks_fail_in_one_step_one_tells_for_all(job, num_ranks):
     assert "rank 0" in result.messages[0] and "(2 more ranks failed too)" in result.messages[0]
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_steps_of_blocks_that_were_written_before_are_kept_too(job, whole, num_ranks):
     result = job(num_ranks, *fails("raise", rank=1, after=LATE, num_steps=WHOLE))
@@ -82,6 +78,7 @@ def test_the_figures_of_a_failed_run_count_all_steps_that_it_kept(job, num_ranks
         assert file.attrs["finished"].strip() == b""
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(3)
 def test_a_run_that_fails_in_its_first_step_leaves_nothing_behind(job, num_ranks):
     result = job(num_ranks, *fails("raise", num_ranks - 1, after=0))
@@ -90,6 +87,7 @@ def test_a_run_that_fails_in_its_first_step_leaves_nothing_behind(job, num_ranks
     assert outputs(job.folder) == []
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("episode", [0, 2])
 def test_a_reset_that_fails_is_told_like_a_step(job, whole, num_ranks, episode):
@@ -273,6 +271,7 @@ def test_whatever_an_env_or_a_policy_raises_is_named_and_loses_no_step(job):
         assert (status["state"], status["exit_code"]) == (("complete", 0) if is_restarted else ("failed", 70))
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_a_keyboard_interrupt_of_an_env_on_another_rank_is_a_failure_like_others(job, num_ranks):
     result = job(num_ranks, "--env-factory", "unruly_envs:Raising", *kwargs(what="interrupt", rank=1), *ENVS, *OUT)
@@ -309,6 +308,7 @@ def test_an_env_that_cannot_close_is_told_of_and_the_run_is_complete(job, num_ra
     assert (job.folder / "run.h5").exists()
 
 
+@pytest.mark.any_mpi
 @pytest.mark.full_start
 @pytest.mark.mpi(2)
 def test_a_policy_that_calls_exit_loses_no_step(job, num_ranks):

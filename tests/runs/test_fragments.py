@@ -35,11 +35,8 @@ WAYS = {
 
 
 def ways_of(name: str, num_ranks: int | None) -> list[tuple[str, ...]]:
-    """In which ways a run is done on some ranks; five are too many for two groups of envs."""
-    if num_ranks is None:
-        return [LOCKSTEP]
-    ways = WAYS[name]
-    return [way for way in ways if "--num-groups" not in way][-2:] if num_ranks in (1, 5) else ways
+    """In which ways a run is done on some ranks."""
+    return [LOCKSTEP] if num_ranks is None else WAYS[name]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +44,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
     return collected_in_ways(tmp_path_factory, RUNS, ways_of)
 
 
-@pytest.mark.mpi(1, 2, 3, 5)
+@pytest.mark.mpi(2, 3)  # On one rank and on five too fragments have the usual length: test_rank_counts.
 @pytest.mark.parametrize("name", RUNS)
 def test_no_length_changes_the_data(collected: Collected, num_ranks: int, name: str):
     first = datasets(collected(None)[name][0])
@@ -55,7 +52,8 @@ def test_no_length_changes_the_data(collected: Collected, num_ranks: int, name: 
         assert_same_bytes(datasets(path), first)
 
 
-@pytest.mark.mpi(1, 3)
+@pytest.mark.any_mpi
+@pytest.mark.mpi(3)
 def test_a_run_whose_data_nobody_reads_takes_the_same_env_steps(job: Job, num_ranks: int):
     ways = [(), *((*way, "--no-trajectories") for way in (LOCKSTEP, *SOME, OTHERS[0]))]
     commands = [

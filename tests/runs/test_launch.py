@@ -21,6 +21,7 @@ UNDER_A_LAUNCHER = {
 def as_users_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the settings that make the starts of all other tests cheap."""
     monkeypatch.setattr(jobs, "CHEAP_STARTS", {"OMPI_MCA_btl": "^ofi"})
+    monkeypatch.delenv("OMP_NUM_THREADS")
 
 
 def assert_refused(result: Result, folder: Path) -> str:
@@ -85,6 +86,7 @@ def test_ranks_that_were_given_different_seeds_are_refused(job):
     assert "start all ranks with the same command" in line
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi
 def test_ranks_of_which_one_expects_another_number_are_refused(job):
     command = worlds(job.folder, (1, [*RUN, *OUT]), (1, [*RUN, *OUT, "--expect-ranks", "3"]))
@@ -102,6 +104,7 @@ def test_a_rank_that_alone_was_given_a_wrong_option_is_named(job):
     assert list(job.folder.iterdir()) == []
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(3)
 def test_ranks_whose_envs_have_different_spaces_are_refused_with_the_difference(job, num_ranks):
     result = job(num_ranks, "--env-factory", "envs:different_space", *RUN[2:], *OUT)

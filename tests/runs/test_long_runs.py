@@ -13,15 +13,15 @@ from mpi_rollout.storage import schema
 
 # In 15,000 episodes.  One Python integer for each takes 500 kB, and h5py's table of open objects may grow by 150 kB.
 GROWTH_NBYTES = 300_000
-BLOCK = 64  # Steps.  The writer may be behind by three blocks, and with it all that is to be written with them.
+BLOCK = 16  # Steps.  The writer may be behind by three blocks, and with it all that is to be written with them.
 
 
 @pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("options", [(), ("--no-trajectories",)], ids=["stored", "not stored"])
 def test_ranks_hold_as_much_after_many_episodes_as_after_few(job: Job, num_ranks: int, options: tuple[str, ...]):
-    num_steps = (MANY + LOOKS * EVERY) // 2 + 10  # Of 4 envs on each rank; every second step only resets.
-    arguments = ("--env-factory", "lasting_envs:Looking", "--num-envs", "8", "--num-steps", str(num_steps), *options)
+    num_steps = (MANY + LOOKS * EVERY) // 8 + 10  # Of 16 envs on each rank; every second step only resets.
+    arguments = ("--env-factory", "lasting_envs:Looking", "--num-envs", "32", "--num-steps", str(num_steps), *options)
     assert job.train(num_ranks, "runs", [(*arguments, "--out", "run.h5")], BLOCK) == [0]
     after_few = sorted(job.folder.glob(f"held-*-{FEW}"))
     assert len(after_few) == num_ranks
@@ -38,16 +38,16 @@ def held(path: Path) -> int:
 
 def test_a_recording_holds_as_much_after_many_resets_as_after_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(schema, "rows_per_block", lambda *_: BLOCK)
-    options = {"reset_mask": np.ones(8, np.bool_)}
-    with mpi_rollout.connect(Brief, 8, autoreset_mode="disabled", record=str(tmp_path / "run.h5")) as envs:
+    options = {"reset_mask": np.ones(32, np.bool_)}
+    with mpi_rollout.connect(Brief, 32, autoreset_mode="disabled", record=str(tmp_path / "run.h5")) as envs:
         envs.reset(seed=0)
         actions, looks = envs.action_space.sample(), []
         tracemalloc.start()
         try:
-            for number in range(1, 2_401):
+            for number in range(1, 601):
                 envs.step(actions)
                 envs.reset(options=options)
-                if number % 120 == 0:
+                if number % 30 == 0:
                     looks.append(held_nbytes())
         finally:
             tracemalloc.stop()

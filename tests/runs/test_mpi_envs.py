@@ -99,6 +99,8 @@ def test_an_exception_on_some_ranks_of_an_env_ends_the_job(job: Job, num_ranks: 
     """The others wait in a collective for those that have failed."""
     result = failed(job, num_ranks, *misbehaving(how="raise", rank=rank))
     place = r"rank 3 \(\S+\), env 4" if rank == 1 else r"rank 2 \(\S+, envs 3 to 4\), step \d+: env 4"
+    status = json.loads((job.folder / "run.status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 70)
     pattern = rf"{place}, step 4 of its episode: ValueError: the flow has diverged"
     assert len([message for message in result.messages if re.match(pattern, message)]) == 1, result.err
 

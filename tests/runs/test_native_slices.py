@@ -10,7 +10,8 @@ from jobs import Collected, Job, assert_same_bytes, collected_in_ways, datasets
 
 from mpi_rollout.envs.native_makers import env_seeds
 
-pytestmark = pytest.mark.any_mpi
+LIBRARIES = ("numba", "envpool", "ale_py")
+pytestmark = [pytest.mark.any_mpi, pytest.mark.imports(*LIBRARIES)]
 
 NATIVE = ("--vectorization-mode", "native", "--num-envs", "7", "--num-steps", "100")
 POOL = ("--vectorization-mode", "envpool", "--num-envs", "7")
@@ -41,21 +42,17 @@ each_run = pytest.mark.parametrize(
 
 
 def ways_of(name: str, num_ranks: int) -> list[tuple[str, ...]]:
-    if name == "kernel" and num_ranks == 3:
-        return []
     return {1: WAYS[:2], 2: WAYS[::2], 3: WAYS[2:]}[num_ranks]
 
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
-    return collected_in_ways(tmp_path_factory, INSTALLED, ways_of)
+    return collected_in_ways(tmp_path_factory, INSTALLED, ways_of, libraries=LIBRARIES)
 
 
 @pytest.mark.mpi(1, 2, 3)
 @each_run
 def test_the_data_do_not_depend_on_the_ranks(collected: Collected, num_ranks: int, name: str):
-    if name == "kernel" and num_ranks == 3:
-        pytest.skip("each rank loads Numba, which takes seconds")
     first = datasets(collected(1)[name][0])
     for path in collected(num_ranks)[name]:
         assert_same_bytes(datasets(path), first)

@@ -74,7 +74,7 @@ def save_zips(folder: Path) -> None:
     sb3_contrib.MaskablePPO("MlpPolicy", "Taxi-v4", seed=1, device="cpu").save(folder / "masks.zip")
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize("name", RUNS)
 def test_no_place_of_a_memory_and_no_stop_changes_the_data(collected, num_ranks: int, name: str):
     if name in NEEDS:

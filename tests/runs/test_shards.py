@@ -33,6 +33,7 @@ RUNS = {
 }
 SIZE = ("--num-envs", "13", "--num-steps", "70")
 # As many shards as the tests' only host has here have the bytes of as many nodes.
+MAIN, FEWER = ("random", "Dict", "on the ranks", "episodes"), (2, 5)  # On two ranks and on five are only these runs.
 WAYS = {1: ("3",), 2: ("3", "--batch-size", "1"), 3: ("2", "--num-groups", "2"), 5: ("3",)}
 SHARDED = ("--storage", "sharded")
 
@@ -40,6 +41,8 @@ SHARDED = ("--storage", "sharded")
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
     def ways_of(name: str, num_ranks: int) -> list[tuple[str, ...]]:
+        if num_ranks in FEWER and name not in MAIN:
+            return []
         shards = (*SIZE, *SHARDED, "--shards-per-node", WAYS[num_ranks][0])
         more = WAYS[num_ranks][1:] if name in ("random", "Dict") else ()
         return [(*shards, *more)] if num_ranks > 1 else [(*shards, *more), SIZE]
@@ -47,13 +50,13 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
     return collected_in_ways(tmp_path_factory, RUNS, ways_of)
 
 
-@pytest.mark.mpi(1, 2, 3, 5)
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.mpi
+@pytest.mark.parametrize(("num_ranks", "name"), [(n, name) for n in WAYS for name in (MAIN if n in FEWER else RUNS)])
 def test_a_set_has_the_bytes_of_a_single_file(collected: Collected, num_ranks: int, name: str):
     assert_same_bytes(datasets(collected(num_ranks)[name][0]), datasets(collected(1)[name][1]))
 
 
-@pytest.mark.mpi(3, 5)
+@pytest.mark.mpi(5)
 def test_each_rank_reports_its_time(job: Job, num_ranks: int):
     file = job.collect(num_ranks, *SHORT, *SIZE, *SHARDED, MPI_ROLLOUT_NODES="3")
     with h5py.File(file) as stored:
@@ -71,7 +74,6 @@ def shards_in(job: Job) -> list[str]:
 
 
 @pytest.mark.mpi(3)
-@pytest.mark.full_start
 def test_a_run_that_stops_in_many_ways_goes_on_with_other_ranks_and_nodes(job: Job, num_ranks: int):
     whole = job.collect(None, *MADE, out="whole.h5")
     failed = job(num_ranks, *MADE, *SHARDED, MPI_ROLLOUT_NODES="3", STOP_AT="raise:40")
@@ -96,12 +98,12 @@ def told(job: Job) -> int:
     return read_status(str(job.folder / "run.h5")).get("num_steps", 0)
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi
 @pytest.mark.full_start
-@pytest.mark.parametrize("victim", ["first", "last"])
+@pytest.mark.parametrize(("num_ranks", "victim"), [(2, "first"), (3, "last")])
 def test_what_all_shards_have_committed_outlives_a_sigkill(job: Job, num_ranks: int, victim: str):
     """Each rank is a leader; shards are not as far as each other then."""
-    whole = job.collect(None, *LONG, out="whole.h5")
+    whole = Job(job.folder).collect(None, *LONG, out="whole.h5")
     run = job.start(num_ranks, *LONG, *SHARDED, MPI_ROLLOUT_NODES=str(num_ranks), **PACE)
     run.wait_until(lambda: told(job) > 0)
     before = told(job)
@@ -125,7 +127,8 @@ def has_all_steps(shard: Path) -> bool:
 @pytest.mark.full_start
 def test_a_set_that_is_extended_stays_what_it_was_until_all_shards_have_their_steps(job: Job, num_ranks: int):
     more = (*SHARDED, "--num-steps", "400")
-    run = job.collect(num_ranks, *LONG, *SHARDED, "--num-steps", "50", MPI_ROLLOUT_NODES="2")
+    forked = Job(job.folder)
+    run = forked.collect(num_ranks, *LONG, *SHARDED, "--num-steps", "50", MPI_ROLLOUT_NODES="2")
     before, shards = datasets(run), job.folder / "run.h5.shards"
     longer = job.start(num_ranks, *LONG, *more, **PACE)
     longer.wait_until((shards / "envs-6-11.h5.part").exists)
@@ -134,14 +137,13 @@ def test_a_set_that_is_extended_stays_what_it_was_until_all_shards_have_their_st
     os.kill(slow, signal.SIGKILL)
     assert longer.finish().code != 0
     assert_same_bytes(datasets(run), before)
-    assert Job(job.folder)(None, "verify", "run.h5").code == 0 == Job(job.folder)(None, "verify", "run.h5.part").code
-    result = job(num_ranks, *LONG, *more)
+    assert forked(None, "verify", "run.h5").code == 0 == forked(None, "verify", "run.h5.part").code
+    result = forked(num_ranks, *LONG, *more)
     assert result.code == 0 and " x 0 steps on 2 ranks" not in result.out, result.err
-    assert_same_bytes(datasets(run), datasets(job.collect(None, *LONG, "--num-steps", "400", out="whole.h5")))
+    assert_same_bytes(datasets(run), datasets(forked.collect(None, *LONG, "--num-steps", "400", out="whole.h5")))
 
 
 @pytest.mark.mpi(3)
-@pytest.mark.full_start
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_any_rank_stops_all_teams(job: Job, num_ranks: int, number: signal.Signals):
     run = job.start(num_ranks, *LONG, "--num-steps", "1000000", *SHARDED, MPI_ROLLOUT_NODES="3", **PACE)
@@ -171,11 +173,10 @@ def test_a_signal_to_the_leader_of_a_team_that_has_ended_stops_the_others(
     assert result.code == 75 and f"rank 1 ({HOST}): stopped by {number.name}; all shards have " in result.err
     assert result.num_tracebacks == 0 and read_status(str(job.folder / "run.h5"))["state"] == "interrupted"
     assert Job(job.folder)(num_ranks, *LONG, *SHARDED).code == 0
-    assert_same_bytes(datasets(job.folder / "run.h5"), datasets(job.collect(None, *LONG, out="whole.h5")))
+    assert_same_bytes(datasets(job.folder / "run.h5"), datasets(Job(job.folder).collect(None, *LONG, out="whole.h5")))
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.full_start
 def test_damage_of_an_earlier_start_is_found_before_a_set_is_complete(job: Job, num_ranks: int):
     images = ("--env-factory", "stopping_envs:Image", "--num-steps", "700", *SHARDED)
     assert job(num_ranks, *MADE, *images, MPI_ROLLOUT_NODES="2", STOP_AT="raise:1800").code == 70
@@ -318,7 +319,6 @@ def test_too_few_envs_are_told_as_of_the_whole_run(job: Job, num_ranks: int):
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.full_start
 def test_a_manifest_that_gets_no_name_is_one_line_and_the_same_command_continues(job: Job, num_ranks: int):
     run = job.start(num_ranks, *LONG, "--num-steps", "400", *SHARDED, MPI_ROLLOUT_NODES="2", **PACE)
     run.wait_until(lambda: told(job) > 0)

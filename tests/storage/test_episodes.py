@@ -8,7 +8,7 @@ import pytest
 from episode_rows import episodes_by_hand, table_of
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import Block
+from mpi_rollout.core.layout import Block, Contents
 from mpi_rollout.storage import episodes as episode_table
 from mpi_rollout.storage.episodes import EpisodeTable, StoredResults
 from mpi_rollout.storage.schema import EPISODE
@@ -71,7 +71,7 @@ def test_the_episode_table_is_what_one_finds_step_by_step_however_a_run_is_cut_i
 
 def test_an_episode_is_taken_only_when_all_its_steps_are_committed():
     columns = random_results(30, 3, 0.2, 1)
-    block = Block(spaces.Discrete(2), spaces.Discrete(2), 3, 1, 30)
+    block = Block(Contents(spaces.Discrete(2), spaces.Discrete(2)), 3, 1, 30)
     for name, column in columns.items():
         block.named[name][...] = column
     table = EpisodeTable(3, 1)
@@ -106,7 +106,7 @@ def test_episodes_may_follow_each_other_without_a_row_between(
 
 
 def test_without_seeds_per_episode_the_table_says_minus_one():
-    block = Block(spaces.Discrete(2), spaces.Discrete(2), 2, 1, 4)
+    block = Block(Contents(spaces.Discrete(2), spaces.Discrete(2)), 2, 1, 4)
     block.named["terminations"][1] = True
     table = EpisodeTable(2, None)
     table.add(block, 0, 4)

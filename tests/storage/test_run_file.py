@@ -13,7 +13,7 @@ import pytest
 from written_data import ACTIONS, SMALL, Feed, ending
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.layout import Block
+from mpi_rollout.core.layout import Block, Contents
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.errors import StorageError
 from mpi_rollout.storage import run_file
@@ -26,7 +26,7 @@ NUM_ENVS, ROWS_PER_BLOCK = 3, 8
 
 def block_of(start: int, seed: int = 0) -> Block:
     """A block of a run whose steps are known; its last row's next observation is in the block after it."""
-    block, feed = Block(SMALL, ACTIONS, NUM_ENVS, 1, ROWS_PER_BLOCK), Feed(seed=seed)
+    block, feed = Block(Contents(SMALL, ACTIONS), NUM_ENVS, 1, ROWS_PER_BLOCK), Feed(seed=seed)
     block.start = start
     for row in range(ROWS_PER_BLOCK):
         feed.lay(block, row, start + row, "observations")

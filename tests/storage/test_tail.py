@@ -2,7 +2,6 @@
 
 import os
 import time
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -15,13 +14,12 @@ from written_data import IMAGES, LARGE_ROWS, SMALL, Feed, damage, ending, flip, 
 
 from mpi_rollout.commands.run_summary import summary
 from mpi_rollout.errors import DataError, Interrupted
-from mpi_rollout.storage import run_file, verification
+from mpi_rollout.storage import run_file
 from mpi_rollout.storage.checked_file import checked
-from mpi_rollout.storage.chunk_reader import ChunkReader
 from mpi_rollout.storage.later_check import LaterCheck
 from mpi_rollout.storage.run_file import Prefix
 from mpi_rollout.storage.torn import MARK, is_marked
-from mpi_rollout.storage.verification import verify, verify_later
+from mpi_rollout.storage.verification import verify
 
 NUM_STEPS = 30
 
@@ -45,9 +43,12 @@ def never_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("never_copied")
-@pytest.mark.parametrize("space", [SMALL, LARGE_ROWS, IMAGES], ids=["small", "large", "images"])
-@pytest.mark.parametrize("compression", ["none", "gzip"])
-@pytest.mark.parametrize("stops", [(8,), (3, 5, 21), (7, 8, 9, 16)], ids=str)
+@pytest.mark.parametrize(
+    ("space", "compression"),
+    [(SMALL, "none"), (SMALL, "gzip"), (LARGE_ROWS, "none"), (LARGE_ROWS, "gzip"), (IMAGES, "gzip")],
+    ids=["small", "small, packed", "large", "large, packed", "images, packed"],
+)
+@pytest.mark.parametrize("stops", [(3, 5, 21), (7, 8, 9, 16)], ids=str)
 def test_a_run_of_several_starts_has_the_data_of_one(tmp_path: Path, space, compression: str, stops: tuple[int, ...]):
     feed, places = Feed(space, compression=compression, bits=3), (0, *stops, NUM_STEPS)
     files = []
@@ -171,55 +172,6 @@ def test_damage_of_old_rows_is_found_later(tmp_path: Path, name: str):
         awaited(check)
     check.end()
     assert not check.poll()
-
-
-class Ended(Exception):
-    pass
-
-
-def test_a_check_that_was_ended_is_gone_on_with_by_a_start_that_has_all_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Else a job that may not last as long as the check never completes its file."""
-    compared = list[tuple[str, int]]()
-
-    def later(part: str, most: int) -> list[tuple[str, int]]:
-        """Compare so many chunks; return those."""
-        check = verify_later(quiet, part)
-        next(check)
-        compared.clear()
-        limit.append(most)
-        with suppress(Ended):
-            list(check)
-        limit.clear()
-        return [*compared]
-
-    def problem(chunks: ChunkReader, number: int, num_rows: int) -> str:
-        if limit and len(compared) == limit[0]:
-            raise Ended
-        compared.append((chunks.name, number))
-        return of_chunk(chunks, number, num_rows)
-
-    limit, of_chunk = list[int](), ChunkReader.problem
-    monkeypatch.setattr(verification, "NOTE_EVERY_S", 0.0)
-    monkeypatch.setattr(verification, "_check_episodes", id)
-    monkeypatch.setattr(os, "nice", int)
-    monkeypatch.setattr(ChunkReader, "problem", problem)
-    part = start(Feed(), tmp_path / "run.h5", 0, 21)
-    try:
-        os.setxattr(part, "user.mpi_rollout.trial", b"")
-    except OSError as error:
-        pytest.skip(f"the file system keeps no attributes with files: {error}")
-    whole = later(part, 10**6)
-    os.removexattr(part, verification.NOTE)
-    first = later(part, 9)
-    start(Feed(), tmp_path / "run.h5", 21, 21)
-    assert first == whole[:9]
-    rest = later(part, 10**6)
-    assert {*whole[9:]} <= {*rest} and len(rest) < len(whole)
-    assert later(part, 10**6) == []
-    start(Feed(), tmp_path / "run.h5", 21, 25)
-    assert {*whole} <= {*later(part, 10**6)}
 
 
 def test_a_check_that_is_ended_says_nothing(tmp_path: Path):

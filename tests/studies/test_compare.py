@@ -157,6 +157,7 @@ def test_one_rank_is_enough(num_ranks: int, code: int, words: str, capfd: pytest
 COUNTING = ("--env", "registered_envs:Counting-v0", "--num-envs", "4", "--window-s", "0.02", "--ranks", "2")
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_the_command_measures_all_that_apply_and_prints_their_samples(job: Job):
     result = job(None, "compare", *COUNTING, "--repeats", "1", "--systems", "bare-all,mpi", "--json")
@@ -169,6 +170,7 @@ def test_the_command_measures_all_that_apply_and_prints_their_samples(job: Job):
     assert are_gone(job.folder) and not list(job.folder.iterdir())
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_a_system_that_fails_is_told_and_the_others_are_measured(job: Job):
     arguments = ["--num-envs", "2", "--window-s", "0.02", "--repeats", "2", "--ranks", "2", "--systems", "mpi"]

@@ -246,6 +246,7 @@ def test_bad_options_are_refused_in_one_line(tmp_path, monkeypatch, capsys, argu
     assert words in message and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi
 def test_a_real_env_is_tuned_by_real_jobs(job: Job):
     arguments = ("--ranks", "1", "--repeats", "1", "--trial-s", "0.2", "--num-envs", "4")

@@ -5,6 +5,7 @@ import os
 import pytest
 from jobs import Job
 
+pytestmark = pytest.mark.any_mpi
 HOST = os.uname().nodename
 CODE = """
 import sys

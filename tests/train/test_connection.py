@@ -105,6 +105,7 @@ def test_a_trainer_that_forgets_to_close_is_told_and_no_rank_waits_for_ever(job:
     assert message.startswith(f"rank 0 ({HOST}): the trainer ended without closing its envs; use `with mpi_rollout.")
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_without_a_with_statement_there_are_no_envs_but_a_hint(job: Job, num_ranks: int):
     result = run(job, num_ranks, "envs = mpi_rollout.connect(POLE, 4)\nif rank == 0: envs.reset()")
@@ -171,6 +172,7 @@ print("on")
     assert result.out.replace("saved", "").count("on") == (num_ranks if result.code == 0 else 0)
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_a_trainer_that_forgets_that_other_ranks_get_none_is_told(job: Job, num_ranks: int):
     result = run(job, num_ranks, "with mpi_rollout.connect(POLE, 4) as envs:\n    envs.reset()")
@@ -257,6 +259,7 @@ with mpi_rollout.connect(failing_envs.failing, 6, env_kwargs={kwargs} | dict(ima
     assert result.err.count(told) == 1
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize(
     "said",
@@ -278,6 +281,7 @@ with mpi_rollout.connect(Own, 4) as envs:
     assert result.out == "(4, 4)\n" if result.code == 0 else result.num_tracebacks == 1
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_an_env_may_be_made_by_any_callable_and_actions_come_as_any_sequence(job: Job, num_ranks: int):
     code = """

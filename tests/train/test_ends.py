@@ -70,6 +70,7 @@ with mpi_rollout.connect(POLE, 6) as envs:
 """
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(3)
 def test_what_cannot_be_is_refused_at_once_and_the_open_connection_goes_on(job: Job, num_ranks: int):
     result = job.script(num_ranks, BEGIN + REFUSED)

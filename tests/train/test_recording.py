@@ -58,13 +58,8 @@ def test_the_file_has_what_the_trainer_saw(
 WAYS: list[dict[str, Any]] = [{}, {"num_groups": 2}, {"batch_size": 1}, {"root_envs": 0, "batch_size": 1}]
 
 
-def modes_of_ways(num_ranks: int) -> list[tuple[int, str]]:
-    """Each way with one mode on an even number of ranks, and with the other one on an odd number."""
-    return [(place, MODES[(place + num_ranks) % 2]) for place in range(len(WAYS))]
-
-
 @pytest.mark.any_mpi
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 def test_it_does_so_however_envs_are_served(job: Job, num_ranks: int):
     cases = [
         (
@@ -73,7 +68,7 @@ def test_it_does_so_however_envs_are_served(job: Job, num_ranks: int):
             f"{mode}{place}.h5",
             {"autoreset_mode": mode, "env_kwargs": {"max_episode_steps": 9}, **WAYS[place]},
         )
-        for place, mode in [*modes_of_ways(num_ranks), (0, "disabled")]
+        for place, mode in enumerate(["disabled", "same_step", "next_step", "same_step"])
     ]
     for told, (_, _, name, _) in zip(job.train(num_ranks, "diaries", cases, 8), cases, strict=True):
         path = job.folder / name
@@ -118,11 +113,11 @@ def test_infos_that_are_named_stand_beside_their_observations(
 
 
 @pytest.mark.any_mpi
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 def test_infos_that_are_named_are_stored_from_all_ranks(job: Job, num_ranks: int):
     cases = [
-        ("telling_envs:Echoing", 11, f"{place}.h5", {"autoreset_mode": mode, "infos": ECHOED, **WAYS[place]})
-        for place, mode in modes_of_ways(num_ranks)
+        ("telling_envs:Echoing", 11, f"{place}.h5", {"autoreset_mode": MODES[place % 2], "infos": ECHOED, **way})
+        for place, way in enumerate(WAYS)
     ]
     job.train(num_ranks, "diaries", cases, 8)
     for _, _, name, _ in cases:

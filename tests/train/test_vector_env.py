@@ -14,6 +14,7 @@ from oracle import differences, facts_of, record, resets_of, rollout
 
 from mpi_rollout.policies.random import RandomPolicy
 
+pytestmark = pytest.mark.any_mpi
 WAYS: dict[str, dict[str, Any]] = {
     "lockstep": {},
     "two groups": {"num_groups": 2},

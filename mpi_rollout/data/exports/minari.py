@@ -13,8 +13,8 @@ from functools import cache, partial
 import numpy as np
 from h5py import h5a, h5d, h5f, h5g, h5p, h5s, h5t
 
-from mpi_rollout.core.spaces import Tree
-from mpi_rollout.data.columns import map_tree, named_parts
+from mpi_rollout.core.spaces import Tree, map_tree
+from mpi_rollout.data.columns import named_parts
 from mpi_rollout.data.episodes import Episode
 from mpi_rollout.data.exports.minari_metadata import metadata_of
 from mpi_rollout.data.exports.selection import (

@@ -9,13 +9,14 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from operator import itemgetter
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
 from mpi_rollout.core.partition import Partition
-from mpi_rollout.core.spaces import Leaf, leaves, rows_of, tree_of
+from mpi_rollout.core.spaces import Leaf, leaves, map_tree, tree_of
 
 Functions = Sequence[Callable[[], gymnasium.Env]]
 Steps = Callable[[object | None], tuple[np.ndarray, ...]]
@@ -37,7 +38,7 @@ def process_pool(functions: Functions, num_processes: int, seed: int) -> Iterato
 
     def step(actions: object | None) -> tuple[np.ndarray, ...]:
         for pipe, mine, _ in workers:
-            pipe.send(None if actions is None else rows_of(actions, mine))
+            pipe.send(None if actions is None else map_tree(itemgetter(mine), actions))
         results = [pipe.recv() for pipe, _, _ in workers]  # EOFError if a process has died; it has said why.
         observations = tree_of(space, [array.copy() for array in shared])
         return observations, *(np.concatenate(column) for column in zip(*results, strict=True))

@@ -17,7 +17,7 @@ from mpi_rollout.data import reading
 from mpi_rollout.data.exports import minari as minari_export
 from mpi_rollout.data.exports import selection
 from mpi_rollout.data.exports.minari_metadata import described, policies_of, why_not_recovered
-from mpi_rollout.envs.specs import describe_spec
+from mpi_rollout.envs.wrapping import describe_spec
 from mpi_rollout.errors import DataError, StorageError, UsageError
 
 minari = pytest.importorskip("minari")
