@@ -18,21 +18,23 @@ from mpi_rollout.storage import sandbox
 
 pytest_plugins = ["submissions"]
 LONGEST_FIRST = (  # Else the last of them runs alone, while the other processes have nothing to do.
-    "runs/test_resume.py",
     "test_readme.py",
     "runs/test_crashes.py",
-    "test_sb3.py",
-    "collect/test_collector.py",
-    "storage/test_verification.py",
-    "exchange/test_surviving.py",
-    "runs/test_env_faults.py",
-    "train/test_connection.py",
-    "runs/test_failures.py",
-    "studies/test_scaling.py",
-    "train/test_modes.py",
-    "studies/test_parts.py",
+    "runs/test_shards.py",
+    "runs/test_resume.py",
     "runs/test_rank_faults.py",
-    "runs/test_rank_counts.py",
+    "runs/test_native_slices.py",
+    "exchange/test_surviving.py",
+    "runs/test_mpi_envs.py",
+    "runs/test_num_episodes.py",
+    "storage/test_manifest.py",
+    "runs/test_first_env.py",
+    "train/test_recording.py",
+    "collect/test_collector.py",
+    "train/test_modes.py",
+    "test_shallow_water.py",
+    "studies/test_scaling.py",
+    "test_sb3.py",
 )
 NEEDS_SLURM = CLONE / "tests" / "slurm" / "cluster"
 

@@ -81,6 +81,7 @@ def run_script(script: Path, stop_at: str = "") -> tuple[Result, str]:
     return result, submitted.read_text() if submitted.exists() else ""
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("name", ["collect.pbs", "collect.lsf"])
 def test_a_job_goes_on_until_the_run_is_complete_unless_it_gets_no_further(name: str, tmp_path: Path):

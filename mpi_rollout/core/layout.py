@@ -30,10 +30,9 @@ UNDONE = 5  # The fragment was cut short, by a signal or to serve other ranks: t
 class Contents:
     """What moves in each step: the spaces of a single env, and what slots and blocks have besides results.
 
-    Slots have `final_observations` in SAME_STEP mode, and actions where the ranks have the last word on them; then they
-    have `extras` too, what a policy gives besides actions.  With `counts_only` nobody reads what the envs give, and it
-    is left out.  With `keeps_infos` the infos are those that are stored; with `pickles_infos` all of them follow the
-    slots.
+    Slots have final observations in SAME_STEP mode, and actions where the ranks have the last word on them.  Then they
+    have `extras` too: what a policy gives besides actions.  With `counts_only` nobody reads what the envs give, and it
+    is left out.  With `keeps_infos` the infos are stored.  With `pickles_infos` all infos follow the slots.
     """
 
     observation_space: Space

@@ -31,7 +31,7 @@ class Member:
         self._group, self._make, self._job = group, make, job
         self._place = rank_and_host(group.ranks[group.comm.rank])
         self._envs: dict[int, gymnasium.Env] = {}
-        self._described: dict[int, str] = {}  # Where each env is, for messages.
+        self._env_indices: dict[int, int] = {}
         self._num_steps: dict[int, int] = {}  # Of its episode.
         self._longest_s, self._signal, self._is_signal_told = 0.0, 0, False
 
@@ -56,7 +56,7 @@ class Member:
                 with ends_forked:
                     answer = self._do(number, name, args, kwargs)
             except BaseException as error:
-                self._tell_failure(error, self._described.get(number, "bare loop"))
+                self._tell_failure(error, self._described(number, name))
                 continue
             is_free = answer is None and not self._is_signal_told
             self._is_signal_told |= is_free and self._signal != 0
@@ -65,7 +65,7 @@ class Member:
 
     def _do(self, number: int, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
         if name == MAKE:
-            self._described[number] = f"env {args[0]}"
+            self._env_indices[number] = args[0]
             env = self._make(args[0])
             if isinstance(env.unwrapped, AgentsEnv):
                 env.unwrapped.is_part = True
@@ -75,16 +75,17 @@ class Member:
             function, numbers, *rest = args
             function(self._group, [self._envs[each] for each in numbers], *rest)
             return None
-        if name == "close":
-            self._described[number] = f"{self._described[number].partition(',')[0]}, close"
-            self._envs.pop(number).close()
-            return None
-        if name in ("step", "reset"):
-            self._num_steps[number] = self._num_steps.get(number, 0) + 1 if name == "step" else 0
-            step = f"step {self._num_steps[number] - 1} of its episode" if name == "step" else "reset"
-            self._described[number] = f"{self._described[number].partition(',')[0]}, {step}"
-        self._envs[number].get_wrapper_attr(name)(*args, **kwargs)
+        self._num_steps[number] = 0 if name == "reset" else self._num_steps.get(number, 0) + (name == "step")
+        env = self._envs.pop(number) if name == "close" else self._envs[number]
+        env.get_wrapper_attr(name)(*args, **kwargs)
         return None
+
+    def _described(self, number: int, name: str) -> str:
+        """Say which env is in which call."""
+        env = f"env {self._env_indices[number]}" if number else "bare loop"
+        if name == "step":
+            return f"{env}, step {self._num_steps[number] - 1} of its episode"
+        return f"{env}, {name}" if name in ("reset", "close") else env
 
     def _tell_failure(self, error: BaseException, where: str) -> None:
         """Tell the first rank what was raised here; end the job if it does not hear that in time."""

@@ -184,14 +184,6 @@ def test_a_policy_may_write_into_all_that_it_gets(plain, tmp_path: Path, num_ran
     assert_same_bytes(datasets(files[-1]), plain("nested"))
 
 
-@pytest.mark.any_mpi
-@pytest.mark.mpi(3)
-def test_throughput_can_be_measured_alone(job: Job, num_ranks: int):
-    result = job(num_ranks, *DOZING, "--batch-size", "1", *OUT, "--no-trajectories", "--progress", "none")
-    assert result.code == 0 and result.err == ""
-    assert "(16 envs x 50 steps on 3 ranks)" in result.out
-
-
 # They fail.
 
 FAILING_WAYS = {

@@ -39,7 +39,7 @@ def test_alone_it_finds_nothing_bad_and_says_how_to_start_it_on_ranks(job: Job):
     assert re.search(r"us per reset with a seed and [\d.,]+ without, .*\n +-> --no-episode-seeds", slow)
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 def test_on_ranks_it_prints_one_table_that_counts_them_and_has_the_exit_code_of_files(job: Job, num_ranks: int):
     kwargs = ("--env-kwargs", '[{"seed": 1}, {"seed": 2}, {"seed": 3}, {"seed": 4}]', "--num-envs", "4")
     own = "import envs\n\ndef own(seed):\n    return envs.Image()\n"

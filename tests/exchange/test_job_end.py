@@ -1,5 +1,6 @@
 """Processes whose work is done end, whatever envs have left running."""
 
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -123,3 +124,13 @@ def test_a_rank_that_mpich_finds_gone_is_told_in_one_line(calls: list, capfd: py
     [line] = capfd.readouterr().err.splitlines()
     assert line.startswith(f"mpi_rollout: rank 0 ({HOST}): another rank is gone; MPI says: ")
     assert calls == ["allow", "abort 70", 70]
+
+
+def test_petsc_ends_before_mpi(monkeypatch: pytest.MonkeyPatch):
+    ended: list[str] = []
+    mpi = SimpleNamespace(Is_initialized=lambda: True, Is_finalized=lambda: False)
+    mpi.Finalize = lambda: ended.append("MPI")
+    monkeypatch.setattr(job_end, "loaded_mpi", lambda: mpi)
+    monkeypatch.setitem(sys.modules, "petsc4py.PETSc", SimpleNamespace(_finalize=lambda: ended.append("PETSc")))
+    job_end.finalize()
+    assert ended == ["PETSc", "MPI"]

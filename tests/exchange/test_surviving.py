@@ -202,7 +202,7 @@ def test_killed_at_random_moments(ulfm, job, shelf, num_ranks):
     """One rank, then another: after a while, or while the others are still busy with the first loss."""
     draw = random.Random(0)
     steps = ("--num-envs", "10", "--num-steps", str(3 * NUM_STEPS))
-    run = start(job, num_ranks, "--env-factory", "failing_envs:slow", *kwargs(image=True), *steps)
+    run = start(job, num_ranks, "--env-factory", "failing_envs:slow", *steps)
     run.wait_until(lambda: (job.folder / "stepping").exists())
     for pause_s, rank in zip(
         (draw.uniform(0, 0.5), draw.choice((0.01, 0.3))), draw.sample(range(1, 4), 2), strict=True
@@ -219,7 +219,7 @@ def test_killed_at_random_moments(ulfm, job, shelf, num_ranks):
 @pytest.mark.mpi(3)
 def test_a_lost_root_ends_the_job_and_committed_steps_stay(ulfm, job, num_ranks):
     steps = ("--num-envs", "10", "--num-steps", "100000000")
-    run = start(job, num_ranks, "--env-factory", "failing_envs:slow", *kwargs(image=True), *steps)
+    run = start(job, num_ranks, "--env-factory", "failing_envs:slow", *steps)
     run.wait_until(lambda: committed(job.folder / "run.h5.part"))
     kill(run, 0, 1)
     result = run.finish()

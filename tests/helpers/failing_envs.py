@@ -85,24 +85,16 @@ class TimedNested(Timed, Nested):
     """The same with spaces of all kinds."""
 
 
-def slow(image=False):
+def slow():
     """An env that never fails, taking some time for a step; says when the first steps are taken."""
-    return (SlowImage if image else SlowNested)("raise", 10**9, 0.0003)
+    return Slow("raise", 10**9, 0.0003)
 
 
-class Slow(Timed):
+class Slow(Timed, Image):
     def step(self, action):
         if self.total == 2:
             Path("stepping").touch()
         return super().step(action)
-
-
-class SlowImage(Slow, Image):
-    pass
-
-
-class SlowNested(Slow, Nested):
-    pass
 
 
 class InReset(Image):

@@ -126,6 +126,7 @@ def test_between_hosts_it_gives_the_same(num_ranks: int):
     del envs  # Which ends the job: none is left after a test.
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(1)
 def test_one_array_is_no_action_of_several(num_ranks: int):
     """Rank 0 would take the others from the step before."""
@@ -158,6 +159,7 @@ def test_wrappers_and_stable_baselines3_take_it(num_ranks: int):
             assert differences(ours.step([step % 2] * 4), dummy.step([step % 2] * 4)) == []
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_an_env_that_fails_is_an_error_as_of_connect_and_the_envs_go_on(num_ranks: int, capfd: pytest.CaptureFixture):
     with launch(on_rank, 4, num_ranks, env_kwargs={"rank": 1, "after": 2}) as envs:
@@ -173,6 +175,7 @@ def test_an_env_that_fails_is_an_error_as_of_connect_and_the_envs_go_on(num_rank
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(1)
 @pytest.mark.parametrize("is_near", [True, False])
 def test_what_cannot_be_pickled_is_an_error_and_the_envs_go_on(num_ranks: int, is_near: bool):

@@ -111,6 +111,7 @@ assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert result.out == "interrupted\n[1.0, 1.0, 1.0]\n" * 2
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(1, 2)
 def test_envs_whose_close_is_interrupted_are_closed_all_the_same(job: Job, num_ranks: int):
     """Once, which cuts nothing short, and twice, which ends a close that takes long."""
@@ -137,6 +138,7 @@ for mpi_rollout.process.interrupts.SAME_S in (60.0, 0.0):
     assert (result.code, result.out) == (0, "interrupted True\n" * 2), result.err
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_the_infos_of_an_interrupted_reset_are_not_those_of_the_next(job: Job, num_ranks: int):
     program = """
@@ -213,6 +215,7 @@ assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert (result.code, result.err) == (0, "")
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_connecting_in_a_thread_of_another_rank_than_the_root_is_refused(job: Job, num_ranks: int):
     program = """

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -27,10 +28,13 @@ OUT = ("--out", "run.h5", "--progress", "none")
 
 def has(name: str) -> bool:
     """The module of an env can be imported: some need PyGame, or a package of their own."""
+    before = sys.dont_write_bytecode  # The knights set it: pytest would keep nothing that it makes of later files.
     try:
         return bool(importlib.import_module(FACTORIES[name][0].partition(":")[0]))
     except ImportError:
         return False
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def run_of(name: str) -> tuple[str, ...]:

@@ -49,12 +49,6 @@ def test_a_failing_env_ends_the_job_with_its_place_its_cause_and_all_steps_befor
     assert_begins(job.folder / "run.h5.part", whole, num_steps=2)
 
 
-def test_a_single_process_fails_in_the_same_way(job, whole):
-    result = job(None, *fails("raise"))
-    assert (result.code, len(result.messages), result.num_tracebacks) == (70, 1, 1)
-    assert_begins(job.folder / "run.h5.part", whole, num_steps=2)
-
-
 @pytest.mark.any_mpi
 @pytest.mark.mpi(3)
 def test_when_several_ranks_fail_in_one_step_one_tells_for_all(job, num_ranks):

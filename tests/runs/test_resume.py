@@ -380,11 +380,6 @@ def test_several_ranks_refuse_a_damaged_part_together(job: Job, stopped: Path):
     assert processes_in(job.folder) == []
 
 
-def test_a_folder_that_is_missing_is_told_before_anything(job: Job):
-    result = job(2, *RUNS["Counting"], "--out", "missing/run.h5")
-    assert result.code == 74 and "there is no folder" in result.messages[0]
-
-
 # --- Envs that do not come back
 
 

@@ -57,6 +57,7 @@ def test_a_full_disk_ends_the_job_and_leaves_what_was_committed(job, whole, num_
     assert sorted(os.listdir(small_disk)) == ["run.h5.part", "run.status.json"]
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_a_limit_on_the_size_of_files_ends_the_job_in_the_same_way(job, whole, num_ranks):
     arguments = ("--env-factory", "failing_envs:limited", *kwargs(nbytes=20_000_000), "--num-steps", "1000000", *ENVS)
