@@ -42,7 +42,6 @@ from mpi_rollout.ranks.set_up import (
     assemble,
     divided,
     make_rank_envs,
-    unwatched_by_gc,
 )
 from mpi_rollout.storage.status import tell_abort
 from mpi_rollout.storage.values import check_storable
@@ -119,18 +118,17 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
     limit = Limit(rank_envs.plan.make, config.seed, worker.exchanges.control, envs, facts.action_space)
     worker.methods |= {"limit": limit, "seed_again": seed_again}
     trace = Trace(config, worker)
-    with unwatched_by_gc():
-        worker.stop_on_signals(asked)
-        worker.aborts_if_unheard = True
-        root = None
-        if source is not None and output is not None:
-            root = Root(team, source, output, worker, facts, ranks.hosts_of(hosts), trace)
-        code = worker.serve()[1] if root is None else root.drive()
-        worker.exchanges.free()
-        team.free(ranks.comm)
-        if ranks.group is not None and ranks.group.is_broken:  # The root has told why.
-            job_end.abort(comm, code or EnvError.exit_code)
-        return code, job_end.watch_end(comm, code).begin()
+    worker.stop_on_signals(asked)
+    worker.aborts_if_unheard = True
+    root = None
+    if source is not None and output is not None:
+        root = Root(team, source, output, worker, facts, ranks.hosts_of(hosts), trace)
+    code = worker.serve()[1] if root is None else root.drive()
+    worker.exchanges.free()
+    team.free(ranks.comm)
+    if ranks.group is not None and ranks.group.is_broken:  # The root has told why.
+        job_end.abort(comm, code or EnvError.exit_code)
+    return code, job_end.watch_end(comm, code).begin()
 
 
 def _find_team(config: RolloutConfig, ranks: JobRanks) -> RankTeam:
@@ -154,8 +152,7 @@ def _step_along(config: RolloutConfig, ranks: JobRanks) -> tuple[int, Timer]:
         raise error
     agreement.agree(ranks.job, member.serve, lambda _: {}, config.start_timeout_s, agreement.LIMIT)
     world.take_names_off_shared_memory(ranks.job)
-    with unwatched_by_gc():
-        code = member.serve()
+    code = member.serve()
     return code, job_end.watch_end(ranks.job, code).begin()
 
 

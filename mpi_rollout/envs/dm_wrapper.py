@@ -10,7 +10,6 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from typing import Any
 
 import gymnasium
@@ -49,6 +48,8 @@ def of_unknown_mujoco(error: AttributeError) -> str:
     """Say what to do where dm_control is older than MuJoCo, whose structs have changed; "" for other errors."""
     if "dm_control" not in sys.modules or not str(error).startswith(("'MjModel' object", "'MjData' object")):
         return ""
+    from importlib.metadata import version  # Slow.
+
     return (
         f"{error}; dm_control {version('dm_control')} does not know MuJoCo {version('mujoco')}; {pip_install('[dm]')}"
     )

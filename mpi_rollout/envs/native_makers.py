@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import version
 from inspect import signature
 from typing import Any
 
@@ -36,6 +35,8 @@ def of_entry_point(env_id: str, kwargs: Mapping[str, Any], indices: range, num_t
 
     ALE's envs get threads, and a seed for each episode or env.
     """
+    from importlib.metadata import version  # Slow.
+
     options = dict(kwargs)
     parameters = _parameters_of(env_id)
     is_ale = env_id.rpartition(":")[2].startswith("ALE/")

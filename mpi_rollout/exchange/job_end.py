@@ -9,7 +9,6 @@ import fcntl
 import os
 import stat
 import sys
-import sysconfig
 import termios
 import threading
 import traceback
@@ -36,7 +35,7 @@ END_TIMEOUT_S = 10.0  # Programs that end at all need less; an allocation costs 
 SAME_S = 0.3  # Between signals of a launcher to its ranks.
 LAST_WORDS_S = 5.0  # The time for the message and MPI's end after that.
 _notes: list[Callable[[int], object]] = []  # Called with the exit code before this rank ends the job.
-_STDLIB = sysconfig.get_path("stdlib") + os.sep
+_STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
 @contextmanager

@@ -3,13 +3,15 @@
 A rank that imports by itself makes some thousand calls of the file system: Python looks for each module, and reads it.
 With thousands of ranks that takes minutes.  So where there are many, MPI starts first.  Then rank 0 imports the program
 while the others sleep, and broadcasts the code of what it imported, with the paths of libraries.  What they do not get
-so, the ranks import as ever: envs and policies of the user, and all where Python or its path is another one than on
-rank 0.  Nothing is stored that could become old.
+so, the ranks import as ever: envs and policies that are not Gymnasium's own, and all where Python or its path is
+another one than on rank 0.  Nothing is stored that could become old.
 """
 
 import marshal
 import os
 import sys
+from contextlib import suppress
+from importlib import import_module
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder, SourceFileLoader
 from time import monotonic, sleep
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 LEAST_RANKS = 16  # With fewer, the file system bears it, and ranks that import side by side start sooner.
 LIMIT, START_TIMEOUT_S = "--start-timeout-s", 600.0
 LONGEST_S = 0.02  # Between two looks of a rank that waits: its core is free for the root's imports.
+OF_WINDOWS = "msvcrt", "nt", "_winapi"  # Python's own modules look for these in all folders of the path.
 ELSEWHERE = {"-h", "--help", "--version", "--dry-run"}  # What starts no MPI.
 # Not empty from the start of MPI here until the ranks have met in a run: they do not know of each other's errors.
 early: list[bool] = []
@@ -57,15 +60,20 @@ class SentFinder:
         return spec
 
 
+def is_run(arguments: "Sequence[str]") -> bool:
+    """Tell whether these words of a command line begin a run over MPI."""
+    is_named = arguments[:1] in ([], ["run"]) or arguments[0].startswith("-")
+    return is_named and not ELSEWHERE & {*arguments}
+
+
 def are_sent(arguments: "Sequence[str]") -> bool:
     """Tell whether rank 0 sends modules for these words of a command line.  All ranks must come to the same answer.
 
     Variables of the environment may not be the same on all hosts; the words are.
     """
-    is_run = arguments[:1] in ([], ["run"]) or arguments[0].startswith("-")
     is_guarded = "OMPI_MCA_mpi_ft_enable" in os.environ  # `launcher.guard` forks, which comes before MPI.
     least = {"yes": 2, "no": sys.maxsize}.get(typed(arguments, "--send-imports"), LEAST_RANKS)
-    return is_run and not is_guarded and claimed_size()[0] >= least and not ELSEWHERE & {*arguments}
+    return is_run(arguments) and not is_guarded and claimed_size()[0] >= least
 
 
 def typed(arguments: "Sequence[str]", option: str) -> str:
@@ -76,8 +84,11 @@ def typed(arguments: "Sequence[str]", option: str) -> str:
     return next((value if sign else following for name, sign, value, following in pairs[::-1] if name == option), "")
 
 
-def send(load: "Callable[[], None]", arguments: "Sequence[str]") -> None:
-    """Start MPI, and have on all ranks what `load` imports on the root.  **Collective**."""
+def send(load: "Callable[[], None]", arguments: "Sequence[str]") -> bool:
+    """Start MPI, and have on all ranks what `load` imports on the root.  **Collective**.
+
+    Returns False on ranks that must import by themselves.
+    """
     try:
         timeout_s = float(typed(arguments, LIMIT))
     except ValueError:  # It is not given, or will be refused.
@@ -87,16 +98,37 @@ def send(load: "Callable[[], None]", arguments: "Sequence[str]") -> None:
     early.append(True)
     mpi = loaded_mpi()
     if mpi is None or mpi.COMM_WORLD.size == 1:  # The launcher is another MPI's, which is refused later.
-        return
+        return False
     comm, packed = mpi.COMM_WORLD, b""
     if comm.rank == ROOT:
         before = {*sys.modules}
         load()
+        _load_env(typed(arguments, "--env"))
         packed = marshal.dumps(found(sys.modules.keys() - before))
     _await(comm.Ibcast(bytearray(1), ROOT), comm, timeout_s)
-    root_marks, packed = comm.bcast((marks, packed), ROOT)
+    root_marks, nbytes = comm.bcast((marks, len(packed)), ROOT)
+    received = packed if comm.rank == ROOT else bytearray(nbytes)
+    comm.Bcast(received, ROOT)
     if comm.rank != ROOT and root_marks == marks:
-        sys.meta_path.insert(sys.meta_path.index(PathFinder), SentFinder(*marshal.loads(packed)))
+        sys.meta_path.insert(sys.meta_path.index(PathFinder), SentFinder(*marshal.loads(received)))
+        sys.modules |= dict.fromkeys(OF_WINDOWS)  # type: ignore[arg-type]  # Python then looks for them nowhere.
+        load()
+        for name in OF_WINDOWS:
+            del sys.modules[name]
+    return bool(root_marks == marks)
+
+
+def _load_env(env_id: str) -> None:
+    """Import the module of an env of Gymnasium's own; what is wrong with it is said when the env is made.
+
+    Not of those with a namespace: they need JAX, whose threads are limited when the env is made.
+    """
+    from gymnasium.envs.registration import registry
+
+    entry_point = registry[env_id].entry_point if env_id in registry and "/" not in env_id else None
+    if isinstance(entry_point, str):
+        with suppress(Exception):
+            import_module(entry_point.partition(":")[0])
 
 
 def found(names: "Iterable[str]") -> "tuple[dict[str, Place], dict[str, CodeType]]":

@@ -6,7 +6,6 @@ Packages are imported when a file needs them.
 import hashlib
 import io
 import os
-import zipfile
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -150,7 +149,9 @@ def _digest(content: bytes, path: str) -> str:
 def _check_code(content: bytes, writer: str, is_trusted: bool) -> None:
     """Refuse a file of torch that has no network, and one that is not trusted."""
     if content.startswith(b"PK"):
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        from zipfile import ZipFile  # Slow.
+
+        with ZipFile(io.BytesIO(content)) as archive:
             names = archive.namelist()
         is_pickle = any("/data.pkl" in name for name in names) and not any("/code/" in name for name in names)
     else:

@@ -5,7 +5,6 @@ A reader refuses what is not known to be harmless, and judges a size before it t
 
 import io
 import re
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -47,6 +46,8 @@ def members_of(content: bytes, file_bytes: int | None = None) -> dict[str, bytes
 
     `file_bytes` is the size of the file in which this zip is a member: a compressed zip is no larger than its file.
     """
+    import zipfile  # Slow.
+
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         infos = archive.infolist()
         if any(info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for info in infos):

@@ -1,6 +1,7 @@
 """Modules that rank 0 imports for all ranks."""
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ def calls_of_worker(folder: Path, *program: str) -> int:
 @pytest.mark.any_mpi
 @pytest.mark.full_start
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
-@pytest.mark.parametrize(("sends", "bare", "most"), [("yes", BARE, 700), ("no", BARE_ENV, 1600)])
+@pytest.mark.parametrize(("sends", "bare", "most"), [("yes", BARE, 450), ("no", BARE_ENV, 1200)])
 def test_a_worker_hardly_calls_the_file_system_more_than_a_bare_program(tmp_path: Path, sends, bare, most):
     """Of sent modules more than MPI alone; of others more than MPI and the env alone."""
     ours = calls_of_worker(tmp_path, "-m", "mpi_rollout", *RUN, "--out", "run.h5", "--send-imports", sends)
@@ -64,6 +65,20 @@ def test_a_rank_with_another_path_imports_by_itself(tmp_path: Path):
 def test_what_is_refused_when_modules_were_sent_is_said_once(job: Job, words, code):
     result = job(3, *RUN, *words, "--out", "run.h5", "--send-imports", "yes")
     assert result.code == code and len(result.messages) == 1, result.err
+
+
+@pytest.mark.parametrize(("words", "is_expected"), [("--env X", True), ("inspect run.h5", False)])
+def test_the_modules_of_a_run_are_not_looked_at_for_garbage(words: str, is_expected: bool):
+    program = "import gc; from mpi_rollout.__main__ import _import; _import()\n"
+    program += "print(gc.get_freeze_count() > 10_000, gc.isenabled())"
+    result = subprocess.run([sys.executable, "-c", program, *words.split()], capture_output=True, text=True)
+    assert result.stdout.split() == [str(is_expected), "True"], result.stderr
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "LunarLander-v3", "phys2d/CartPole-v1", "None-v1", "module:Env-v0", ""])
+def test_an_env_that_cannot_be_imported_for_all_ranks_is_refused_later(env: str):
+    modules._load_env(env)
+    assert ("gymnasium.envs.classic_control.cartpole" in sys.modules) or env != "CartPole-v1"
 
 
 @pytest.mark.parametrize(
