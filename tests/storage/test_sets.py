@@ -53,6 +53,12 @@ def swap(path: Path) -> None:
     shutil.copy(shards[0], shards[2])
 
 
+def no_commits(path: Path) -> None:
+    with h5py.File(shards_of(path)[1], "r+") as file:
+        del file["commits"]
+        file.create_group("commits")
+
+
 OTHERS: dict[str, tuple[Change, str, int]] = {
     "missing": (lambda path: shards_of(path)[1].unlink(), "no such file; it is a shard of ", 1),
     "a copy of another shard": (swap, "it has envs 0 to 2 of the run, and is a copy of another shard", 2),
@@ -60,6 +66,7 @@ OTHERS: dict[str, tuple[Change, str, int]] = {
     "older": (lambda path: replace(path, NUM_STEPS - 4), "was completed with another one of 21 steps; put back", 1),
     "newer": (lambda path: replace(path, NUM_STEPS + 4), "was completed with another one of 21 steps; put back", 1),
     "with another list": (lambda path: mark(shards_of(path)[1]), "it has 21 steps, ", 1),
+    "without commits": (no_commits, "there is no commits", 1),
     "empty": (lambda path: os.truncate(shards_of(path)[1], 0), "it is empty", 1),
     "cut": (lambda path: os.truncate(shards_of(path)[1], 2000), "truncated file", 1),
 }  # fmt: skip
