@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from unittest.mock import patch
 
 import policies
 import reading
@@ -35,6 +36,8 @@ from mpi_rollout.text import counted
 NUM_ROUNDS, MOST_S, NUM_CORES, NUM_ENVS = 7, 580, 2, 64
 CARTPOLES = "--env CartPole-v1 --num-envs 64 --num-steps 12000"
 ENVPOOL = '--env CartPole-v1 --vectorization-mode envpool --env-kwargs {"num_threads":1} --no-trajectories'
+# For Open MPI's launcher, as --map-by core --bind-to core.
+BOUND = {f"PRTE_MCA_{name}_policy": "core" for name in ("hwloc_default_binding", "rmaps_default_mapping")}
 BREAKOUT = "--env ale_py:ALE/Breakout-v5 --num-envs 16 --num-steps 300 --wait sleep"
 FILE_STEPS = 20_000
 
@@ -52,6 +55,12 @@ def of_limit(num_ranks: int, words: str, num_busy: int = 0) -> float:
     """The share of bare loops on all ranks that a run says itself."""
     with busy(num_busy):
         return run(num_ranks, f"{words} --measure-limit --limit-s 0.5")["ratio_to_limit"]
+
+
+def of_pools(num_envs: int, num_steps: int) -> float:
+    """Slices of EnvPool over bare pools; each rank and its pool's thread have a core, as the pages advise."""
+    with patch.dict(os.environ, BOUND):
+        return of_limit(NUM_CORES, f"{ENVPOOL} --num-envs {num_envs} --num-steps {num_steps}")
 
 
 def connected(num_ranks: int) -> float:
@@ -84,7 +93,7 @@ def of_sequential(path: str, *names: str) -> float:
 
 def rows_of(path: str) -> dict[str, Row]:
     """All lines; `path` is a file with short episodes."""
-    unstored, pool = "--no-trajectories", f"{ENVPOOL} --num-envs"
+    unstored = "--no-trajectories"
     return {
         "64 CartPoles, two ranks, not stored": Row("0.94", 1.0, partial(of_limit, 2, f"{CARTPOLES} {unstored}")),
         "64 CartPoles, two ranks, stored": Row("0.87", 0.97, partial(of_limit, 2, CARTPOLES)),
@@ -115,12 +124,8 @@ def rows_of(path: str) -> dict[str, Row]:
         "a NumPy policy on the ranks, of their own loops": Row("0.95", 0.97, partial(of_own_loop, "numpy")),
         "a policy of SB3 on the ranks, of their own loops": Row("0.96", 0.97, partial(of_own_loop, "sb3")),
         "an ONNX policy on the ranks, of their own loops": Row("0.90", 0.97, partial(of_own_loop, "onnx")),
-        "slices of EnvPool, 64 envs, of bare pools": Row(
-            "0.82", 0.95, partial(of_limit, 2, f"{pool} 64 --num-steps 20000")
-        ),
-        "slices of EnvPool, 256 envs, of bare pools": Row(
-            "0.89", 0.95, partial(of_limit, 2, f"{pool} 256 --num-steps 8000")
-        ),
+        "slices of EnvPool, 64 envs, bound, of bare pools": Row("0.82", 0.95, partial(of_pools, 64, 20000)),
+        "slices of EnvPool, 256 envs, bound, of bare pools": Row("0.89", 0.95, partial(of_pools, 256, 8000)),
         "`iter_episodes`, observations, of a sequential read": Row(
             "0.26", 0.5, partial(of_sequential, path, "observations")
         ),

@@ -81,9 +81,9 @@ class PlayersVectorEnv(VectorEnv):
     ) -> Step:
         """Return what a pool reported, in the order of envs and by player; the env's reward is the sum of theirs."""
         env_ids, shape = infos["env_id"], (self.num_envs, len(self.agent_names))
-        order = None if np.array_equal(env_ids, self._env_ids) else np.argsort(env_ids)
+        order = None if env_ids.tobytes() == self._env_ids.tobytes() else np.argsort(env_ids)
         expected = self._player_ids if order is None else env_ids.repeat(shape[1])
-        if not np.array_equal(infos["players"]["env_id"], expected):
+        if infos["players"]["env_id"].tobytes() != expected.tobytes():  # All are int32: np.array_equal takes 3 us more.
             got = f"got {infos['players']['env_id']!r:.80}"
             raise DataError(f"a pool must report all {shape[1]} players of each env in each step, {got}")
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import perf_counter
 
 import h5py
@@ -34,7 +35,7 @@ from mpi_rollout.storage.schema import (
     padded,
     rank_rows,
 )
-from mpi_rollout.storage.tail import can_go_on, read_tail
+from mpi_rollout.storage.tail import Tail, can_go_on, read_tail
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import check_index
 
@@ -96,13 +97,21 @@ class RunFile:
         self.num_committed = self._num_rows_seen = 0  # Steps that a reader finds whatever happens.
         self.worst_commit_s = 0.0  # The longest that a commit has taken.
         self.ended = np.zeros(3)  # Of this start's episodes: the number, the sums of returns and of lengths.
-        self._datasets: FileDatasets
+        self._tail: Tail | None = None  # Of the file of an earlier start, if this one goes on in it.
         self._notes: dict[str, list[np.ndarray]] = {}  # Rows of tables, for the next commit.
 
     @property
     def values(self) -> ValueChecks:
         """The counts of wrong values, once the file is made."""
-        return self._datasets.values
+        return self._datasets.values if self._tail is None else self._tail.values
+
+    @cached_property
+    def _datasets(self) -> FileDatasets:
+        """The open file.  That of an earlier start is opened for the first write: a kill before leaves it as it was."""
+        take_free_descriptors()
+        file = h5py.File(self.part, "r+", libver="latest", locking=False)
+        file.swmr_mode = True
+        return FileDatasets(file, self._tail)
 
     def begin(self) -> None:
         """Make the file; what an earlier start has left goes on in the same file if that can be, else in a copy."""
@@ -115,16 +124,12 @@ class RunFile:
             self._begin_copy(prefix)
 
     def _append_to_part(self, num_steps: int) -> bool:
-        """Open the file of an earlier start to append to it; return whether that can be.  The caller has locked it."""
+        """Read the end of an earlier start's file, if this one can append to it.  The caller has locked it."""
         with checked(self.part, lambda doing: None) as source:
             if not can_go_on(source, self._schema, num_steps):
                 return False
-            tail = read_tail(source)
-        take_free_descriptors()
-        file = h5py.File(self.part, "r+", libver="latest", locking=False)
-        file.swmr_mode = True
-        self._datasets = FileDatasets(file, tail)
-        self._episodes = tail.episodes
+            self._tail = read_tail(source)
+        self._episodes = self._tail.episodes
         return True
 
     def _begin_copy(self, prefix: Prefix) -> None:

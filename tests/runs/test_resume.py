@@ -17,7 +17,6 @@ from written_data import damage as damage_chunk
 
 from mpi_rollout.core.layout import Contents
 from mpi_rollout.storage.schema import chunk_shape, rows_per_block
-from mpi_rollout.storage.torn import is_marked
 from mpi_rollout.storage.verification import verify
 from mpi_rollout.text import counted
 
@@ -207,7 +206,7 @@ def test_a_start_that_goes_on_in_a_file_stops_at_once_and_another_one_goes_on(jo
     stop(job, arguments, "raise:9", 2)
     part = job.folder / "run.h5.part"
     run = job.start(2, *arguments, *OUT)
-    run.wait_until(lambda: is_marked(str(part)))
+    run.wait_until(lambda: status(job)["state"] == "running")
     os.kill(next(pid for pid in processes_in(job.folder) if rank_of(pid) == 0), signal.SIGTERM)
     assert run.finish().code == 75 and 8 <= committed(part) < 30
     assert_same_bytes(finish(job, arguments), whole(arguments))
@@ -308,7 +307,7 @@ def test_of_two_runs_at_once_the_second_is_refused_also_when_the_first_was_conti
     arguments = run_of("--env-factory", "stopping_envs:Slow", num_envs=2, num_steps=30, policy="counting")
     stop(job, arguments, "raise:3")
     first = Job(job.folder, forks=False).start(num_ranks, *arguments, *OUT)
-    first.wait_until(lambda: is_marked(str(job.folder / "run.h5.part")))
+    first.wait_until(lambda: status(job)["state"] == "running")
     root = [pid for pid in processes_in(job.folder) if rank_of(pid) == 0]
     for pid in root:
         os.kill(pid, signal.SIGSTOP)  # Or else it may be through before the second one is there.

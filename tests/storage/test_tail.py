@@ -70,6 +70,18 @@ def test_a_run_that_has_only_to_be_closed_gets_its_checksums(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("never_copied")
+def test_a_start_that_is_killed_before_it_writes_leaves_the_file_for_the_next_one(tmp_path: Path):
+    part = Path(start(Feed(), tmp_path / "run.h5", 0, 21))
+    before = part.read_bytes()
+    writer = Feed().writer(tmp_path / "run.h5", 8, num_past=21)
+    writer.add_interval(1.0, 10, 10.0)
+    writer.drain()
+    assert part.read_bytes() == before
+    writer.release()
+    assert verify(quiet, start(Feed(), tmp_path / "run.h5", 21, 25))["num_steps"] == 25
+
+
+@pytest.mark.usefixtures("never_copied")
 def test_old_rows_are_not_read_when_a_run_goes_on(tmp_path: Path):
     part = start(Feed(), tmp_path / "run.h5", 0, 21)
     damage(Path(part), "trajectories/rewards", "zeros")
@@ -115,11 +127,12 @@ def test_a_file_that_was_not_closed_is_copied(tmp_path: Path):
     assert not is_marked(part)
     inode = os.stat(part).st_ino
     writer = Feed().writer(tmp_path / "run.h5", 8, num_past=21)
-    assert is_marked(part) and os.stat(part).st_ino == inode
+    next(Feed().fill(writer, 22, {22}, 21))
     writer.drain()
+    assert is_marked(part) and os.stat(part).st_ino == inode
     os.rename(part, f"{part}.moved")
     os.link(f"{part}.moved", part)
-    Feed().writer(tmp_path / "run.h5", 8, num_past=21).discard()
+    Feed().writer(tmp_path / "run.h5", 8, num_past=22).discard()
     assert not os.path.exists(part)
 
 
