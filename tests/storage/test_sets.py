@@ -178,6 +178,11 @@ def test_what_a_manifest_says_of_its_shards_is_compared_and_nobody_follows_it(
         assert np.array_equal(data.rewards[...], expected.rewards[...])
 
 
+def test_a_manifest_without_a_column_is_not_whole(path: Path):
+    craft(path, lambda file: file.__delitem__("trajectories/rewards"))
+    assert refused("inspect", path) == f"{path}: there is no trajectories/rewards"
+
+
 def test_a_column_that_is_in_the_manifest_is_refused(path: Path):
     def own(file: h5py.File) -> None:
         del file["trajectories/rewards"]
