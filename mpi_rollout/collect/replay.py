@@ -8,13 +8,13 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.columns import column_of, has_last_row
-from mpi_rollout.core.layout import Block
+from mpi_rollout.core.layout import Block, Contents
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import describe_leaves
@@ -218,15 +218,18 @@ def check_promise(past: Past, promised: Reproducibility, source: str) -> None:
         )
 
 
-def check_infos(driver: Driver, spaces: str, source: str) -> None:
-    """Refuse to go on with infos of other types: with `--store-infos all` they follow from what envs say at first."""
-    infos = driver.exchanges.contents.kept_infos
-    now = describe_leaves(infos) if infos else None
-    if (before := json.loads(spaces).get("info")) != now:
-        raise UsageError(
-            f"{source} has the infos {json.dumps(before):.200}, now the first infos of the envs give "
-            f"{json.dumps(now):.200}; {OTHER_DATA}"
-        )
+def check_columns(contents: Contents, spaces: str, source: str) -> None:
+    """Refuse to go on with other infos or extras: they follow from what envs say at first, and from the policy."""
+    described, none = json.loads(spaces), describe_leaves(())
+    for name, group in (("info", contents.kept_infos), ("extra", contents.extras)):
+        before, now = (_columns_text(columns) for columns in (described.get(name, none), describe_leaves(group)))
+        if before != now:
+            raise UsageError(f"{source} has the {name}s {before:.200}, now they are {now:.200}; {OTHER_DATA}")
+
+
+def _columns_text(described: dict[str, Any]) -> str:
+    parts = described["subspaces"].items()
+    return ", ".join(f"{path} ({part['dtype']}, shape {part['shape']})" for path, part in parts) or "none"
 
 
 def bring_back(driver: Driver, past: Past, columns: Columns, on_steps: Callable[[], None]) -> dict[int, int]:

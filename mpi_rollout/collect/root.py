@@ -14,7 +14,7 @@ from mpi_rollout.collect.episode_goal import make_goal
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RunState
 from mpi_rollout.collect.replay import (
     bring_back,
-    check_infos,
+    check_columns,
     check_promise,
     load,
     say_resumed,
@@ -196,7 +196,7 @@ class Root:
         with closing(self._output.open_past()) as stored:  # It stays open also when another file has taken its place.
             columns, start = columns_of(stored), perf_counter()
             check_promise(past, self._facts.reproducibility, source)
-            check_infos(self._driver, str(stored.attributes["spaces"]), source)
+            check_columns(self._driver.exchanges.contents, str(stored.attributes["spaces"]), source)
             lost = bring_back(self._driver, past, columns, self._monitor.check_stop)
             self._state.catch_up_s = perf_counter() - start
             self._source.resume(Recall(self._driver, past, lost, columns, self._monitor.check_stop))

@@ -14,7 +14,7 @@ from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.schema import LIMIT, RETURN_OF, agents_in, is_manifest, is_recording
 from mpi_rollout.storage.set_check import wrong_values_of
 from mpi_rollout.storage.shard_files import shard_path, size_of
-from mpi_rollout.storage.stored_run import StoredRun
+from mpi_rollout.storage.stored_run import Part, StoredRun
 from mpi_rollout.storage.untrusted import Tell, count, number, parsed, steadily, text
 
 FIGURES: dict[str, Callable[[np.ndarray], float]] = {"min": np.min, "median": np.median, "mean": np.mean, "max": np.max}
@@ -57,15 +57,7 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             ],
         }
         if shards:
-            facts["shards"] = [
-                {"file": file, "num_envs": len(part.envs), "num_steps": num_steps, "nbytes": size_of(file)}
-                for part in shards.parts
-                for file, num_steps in [
-                    (shard_path(path, part.envs), shards.num_steps)
-                    if checks.is_complete
-                    else (part.file.path, part.file.num_committed)
-                ]
-            ]
+            facts["shards"] = [_shard(shards, part) for part in shards.parts]
         if checks.has_trajectories:
             facts |= _trajectories(checks, shards)
         return facts
@@ -79,6 +71,15 @@ def shards_of(checks: CheckedFile, path: str) -> Iterator[StoredRun | None]:
         return
     with closing(StoredRun(path)) as stored:
         yield stored
+
+
+def _shard(run: StoredRun, part: Part) -> dict[str, object]:
+    """Describe a shard; that of a complete set is not opened."""
+    if run.is_complete:
+        file, num_steps = shard_path(run.path, part.envs), run.num_steps
+    else:
+        file, num_steps = part.file.path, part.file.num_committed
+    return {"file": file, "num_envs": len(part.envs), "num_steps": num_steps, "nbytes": size_of(file)}
 
 
 def _throughput(checks: CheckedFile) -> dict[str, float | list[float]]:

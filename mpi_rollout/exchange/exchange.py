@@ -204,7 +204,7 @@ class Exchange:
 class SlotInfos:
     """The infos of one exchange, on the rank that sends them and on the root.
 
-    On the root, `has_message` is not 0 for each slot that a message follows.
+    On the root, `has_message` has a number for each slot: not 0 if a message follows the slot.
     """
 
     def __init__(self, comm: "MPI.Intracomm", partition: Partition, first_rank: int):

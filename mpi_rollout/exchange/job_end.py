@@ -147,8 +147,10 @@ def noting_abort(note: Callable[[int], object]) -> Iterator[None]:
 def abort(comm: "MPI.Comm", code: int) -> NoReturn:
     """End all ranks at once with an exit code, after the launcher has read what this one said."""
     settle()
-    for note in _notes:
-        note(code)
+    for note in _notes:  # In a thread: their file system may hang.
+        thread = threading.Thread(target=note, args=(code,), daemon=True)
+        thread.start()
+        thread.join(GRACE_S)
     _await_reader(STDERR)
     release()
     exits.allow_all()  # MPI_Abort may call exit().

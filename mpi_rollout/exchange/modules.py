@@ -126,7 +126,7 @@ def _load_env(env_id: str) -> None:
     from gymnasium.envs.registration import registry
 
     entry_point = registry[env_id].entry_point if env_id in registry and "/" not in env_id else None
-    if isinstance(entry_point, str):
+    if isinstance(entry_point, str) and entry_point.startswith("gymnasium."):
         with suppress(Exception):
             import_module(entry_point.partition(":")[0])
 

@@ -86,7 +86,7 @@ class NativeSlice(Slice):
                 envs.send(batches[row + 1])
             try:
                 self._fill(envs.outcome(states), row, OF_STEP)
-            except DataError:
+            except BaseException:  # Also `interrupts.Cut`, after which a trainer may go on.
                 if has_next:
                     envs.recv()  # Else the next reset would get it.
                 raise

@@ -41,6 +41,7 @@ from mpi_rollout.storage.untrusted import (
     check_room,
     checked_objects,
     count,
+    linked,
     number,
     parsed,
     reading,
@@ -202,9 +203,10 @@ class CheckedFile:
 
     def wrong_values(self) -> list[dict[str, str | int]]:
         """Return the wrong values that the attributes of columns record, in a manifest those of virtual ones."""
-        virtual = {name: self.file["trajectories"][name] for name in self._virtual if self.is_complete}
-        named = (self.trajectories() or virtual).items()
-        return [wrong for name, dataset in named for wrong in wrong_in(name, attributes_of(dataset))]
+        columns = self.trajectories()
+        for name in self._virtual if self.is_complete else ():
+            columns[name] = linked(self.file["trajectories"], name, f"trajectories/{name}", is_virtual=True)
+        return [wrong for name, dataset in columns.items() for wrong in wrong_in(name, attributes_of(dataset))]
 
     def counting_rows(self) -> dict[str, int]:
         """Return the number of committed rows of each dataset."""

@@ -167,10 +167,10 @@ def episode_dtype(agents: Sequence[str]) -> np.dtype:
     return np.dtype([*fields, *((RETURN_OF + agent, np.float64) for agent in agents)]) if agents else EPISODE
 
 
-def check_datasets(datasets: Mapping[str, h5py.Dataset], expected: Contents, compression: str) -> None:
+def check_datasets(datasets: Mapping[str, h5py.HLObject], expected: Contents, compression: str) -> None:
     """Check that these are the datasets of a file; ContentError if one is missing or another one."""
     for name, (dtype, shape) in expected.items():
-        if (dataset := datasets.get(name)) is None:
+        if not isinstance(dataset := datasets.get(name), h5py.Dataset):
             raise ContentError(f"there is no {name}")
         got = dataset.dtype, (dataset.shape or ())[1:]
         if got != (dtype, shape):

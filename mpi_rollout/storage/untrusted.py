@@ -141,6 +141,8 @@ def _address(item: h5py.HLObject) -> int:
 def linked(group: h5py.Group, name: str, path: str, is_virtual: bool = False) -> h5py.HLObject:
     """Return the group or dataset of a name, which is in this file; the data of a virtual one are in others."""
     link = group.get(name, getlink=True)
+    if link is None:
+        raise ContentError(f"there is no {path}")
     if isinstance(link, h5py.ExternalLink):
         raise ContentError(f"{path} is a link to another file, {link.filename}; it is not followed")
     if not isinstance(link, h5py.HardLink):

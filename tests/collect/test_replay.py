@@ -1,5 +1,6 @@
 """Steps taken again: envs come back to where they were, and the first difference of each is found wherever it is."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from itertools import islice, product
@@ -18,6 +19,7 @@ from stopping_envs import Counting
 from mpi_rollout.collect.replay import (
     Replay,
     bring_back,
+    check_columns,
     check_history,
     check_promise,
     load,
@@ -27,7 +29,7 @@ from mpi_rollout.collect.replay import (
 from mpi_rollout.core.columns import RESULTS
 from mpi_rollout.core.layout import Block, Contents
 from mpi_rollout.core.seeding import Reproducibility, episode_seeds
-from mpi_rollout.core.spaces import leaves
+from mpi_rollout.core.spaces import Leaf, describe_leaves, leaves
 from mpi_rollout.drive import recall
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
@@ -303,6 +305,22 @@ def test_the_user_is_told_from_where_the_run_goes_on(capfd: pytest.CaptureFixtur
     first, *others = capfd.readouterr().err.splitlines()
     assert first == "mpi_rollout: continuing run.h5.part after 1,200 of 5,000 steps; took 1 step again in 0.2 s"
     assert len(others) == 8 and others[0].startswith("mpi_rollout: env 0 did not reproduce step 5: its running episode")
+
+
+@pytest.mark.parametrize(("name", "keeps_infos"), [("infos", True), ("extras", False)])
+def test_a_run_does_not_go_on_with_other_infos_or_extras(name: str, keeps_infos: bool):
+    before, now = Leaf(("a",), np.dtype("f4"), ()), Leaf(("b",), np.dtype("f8"), (2,))
+
+    def contents(*columns: Leaf) -> Contents:
+        return Contents(spaces.Discrete(2), spaces.Discrete(2), **{name: columns}, keeps_infos=keeps_infos)
+
+    described = json.dumps({name[:-1]: describe_leaves((before,))})
+    check_columns(contents(before), described, "run.h5"), check_columns(contents(), "{}", "run.h5")
+    words = rf"^run\.h5 has the {name} a \(float32, shape \[\]\), now they are "
+    with pytest.raises(UsageError, match=words + r"a \(.*\), b \(float64, shape \[2\]\); continue it "):
+        check_columns(contents(before, now), described, "run.h5")
+    with pytest.raises(UsageError, match=words + "none;"):
+        check_columns(contents(), described, "run.h5")
 
 
 def test_envs_that_promise_something_else_than_before_are_refused():

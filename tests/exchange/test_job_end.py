@@ -1,6 +1,7 @@
 """Processes whose work is done end, whatever envs have left running."""
 
 import sys
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -112,6 +113,15 @@ def test_a_rank_that_fails_alone_says_so_and_ends_all(
     with pytest.raises(Left), job_end.all_or_none(comm):
         raise error
     assert calls == ["allow", f"abort {code}", code] and capfd.readouterr().err.startswith(words)
+
+
+def test_a_note_that_hangs_keeps_no_rank_from_ending_all(calls: list, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(job_end, "loaded_mpi", lambda: None), monkeypatch.setattr(job_end, "GRACE_S", 0.01)
+    comm, hung = SimpleNamespace(Abort=lambda code: calls.append(f"abort {code}")), threading.Event()
+    with pytest.raises(Left), job_end.noting_abort(lambda _: hung.wait(5) or calls.append("waited")):
+        job_end.abort(comm, 70)
+    hung.set()
+    assert calls == ["allow", "abort 70", 70]
 
 
 @pytest.mark.parametrize("name", ["ERR_OTHER", "ERR_IN_STATUS"])

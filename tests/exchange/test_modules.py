@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec, registry
 from jobs import PYTHON_PATH, Job, launcher, mpiexec, run_job
 
 from mpi_rollout.errors import LaunchError
@@ -79,6 +80,12 @@ def test_the_modules_of_a_run_are_not_looked_at_for_garbage(words: str, is_expec
 def test_an_env_that_cannot_be_imported_for_all_ranks_is_refused_later(env: str):
     modules._load_env(env)
     assert ("gymnasium.envs.classic_control.cartpole" in sys.modules) or env != "CartPole-v1"
+
+
+def test_an_env_of_others_is_not_imported_before_its_threads_are_limited(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(registry, "Turtle-v0", EnvSpec("Turtle-v0", "turtledemo.clock:Clock"))
+    modules._load_env("Turtle-v0")
+    assert "turtledemo" not in sys.modules
 
 
 @pytest.mark.parametrize(

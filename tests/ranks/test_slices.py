@@ -20,6 +20,7 @@ from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import merge_infos
 from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.process.interrupts import Cut
 from mpi_rollout.ranks.native_slices import NativeSlice
 from mpi_rollout.ranks.slices import Slice
 
@@ -60,6 +61,8 @@ class Native(VectorEnv):
 class InParts(Native):
     """The same, with steps in parts, which are noted."""
 
+    interrupts = False
+
     def send(self, actions):
         self.given.append(("send", *actions.tolist()))
 
@@ -68,6 +71,8 @@ class InParts(Native):
 
     def outcome(self, _states):
         self.given.append(("outcome",))
+        if self.interrupts:
+            raise Cut
         return tuple(self.outputs.values())
 
 
@@ -146,18 +151,22 @@ def test_what_natively_vectorized_envs_give_is_copied_into_the_slot():
     assert slot.truncations.tolist() == [False, True, False] and not slot.terminations.any()
 
 
-@pytest.mark.parametrize(("way", "calls"), [("whole", "SRSORSORO"), ("cut", "SRSORO"), ("failing", "SRSOR")])
+@pytest.mark.parametrize(
+    ("way", "calls"), [("whole", "SRSORSORO"), ("cut", "SRSORO"), ("failing", "SRSOR"), ("interrupted", "SRSOR")]
+)
 def test_envs_whose_steps_have_parts_are_in_the_next_one_while_a_row_is_written(way: str, calls: str):
-    """No step is left behind: not where a fragment is cut short, and not where its row is refused."""
+    """No step is left behind: not where a fragment is cut short, and not where its row is refused, or interrupted."""
+    errors = {"failing": DataError, "interrupted": Cut}
     part, envs = native(kind=InParts, **({"rewards": None} if way == "failing" else {}))
+    envs.interrupts = way == "interrupted"
     part.exchange.make_room(3)
     part.exchange.order.num_rows, actions = 3, np.arange(9).reshape(3, 3) % 5
     part.exchange.order.put([actions], 3)
-    with pytest.raises(DataError) if way == "failing" else nullcontext():
+    with pytest.raises(errors[way]) if way in errors else nullcontext():
         part.do(Command.STEP, (), lambda: way == "cut" and part.num_done == 1)
     assert "".join(name[0].upper() for name, *_ in envs.given) == calls
     sent = [row for name, *row in envs.given if name == "send"]
-    assert sent == actions[: len(sent)].tolist() and part.num_done == calls.count("O") - (way == "failing")
+    assert sent == actions[: len(sent)].tolist() and part.num_done == calls.count("O") - (way in errors)
 
 
 def test_observations_of_another_dtype_are_cast_unless_that_is_refused():

@@ -53,6 +53,12 @@ def swap(path: Path) -> None:
     shutil.copy(shards[0], shards[2])
 
 
+def no_commits(path: Path) -> None:
+    with h5py.File(shards_of(path)[1], "r+") as file:
+        del file["commits"]
+        file.create_group("commits")
+
+
 OTHERS: dict[str, tuple[Change, str, int]] = {
     "missing": (lambda path: shards_of(path)[1].unlink(), "no such file; it is a shard of ", 1),
     "a copy of another shard": (swap, "it has envs 0 to 2 of the run, and is a copy of another shard", 2),
@@ -60,6 +66,7 @@ OTHERS: dict[str, tuple[Change, str, int]] = {
     "older": (lambda path: replace(path, NUM_STEPS - 4), "was completed with another one of 21 steps; put back", 1),
     "newer": (lambda path: replace(path, NUM_STEPS + 4), "was completed with another one of 21 steps; put back", 1),
     "with another list": (lambda path: mark(shards_of(path)[1]), "it has 21 steps, ", 1),
+    "without commits": (no_commits, "there is no commits", 1),
     "empty": (lambda path: os.truncate(shards_of(path)[1], 0), "it is empty", 1),
     "cut": (lambda path: os.truncate(shards_of(path)[1], 2000), "truncated file", 1),
 }  # fmt: skip
@@ -169,6 +176,11 @@ def test_what_a_manifest_says_of_its_shards_is_compared_and_nobody_follows_it(
     assert words in refused("verify", path)
     with mpi_rollout.open(path) as data, mpi_rollout.open(whole) as expected:
         assert np.array_equal(data.rewards[...], expected.rewards[...])
+
+
+def test_a_manifest_without_a_column_is_not_whole(path: Path):
+    craft(path, lambda file: file.__delitem__("trajectories/rewards"))
+    assert refused("inspect", path) == f"{path}: there is no trajectories/rewards"
 
 
 def test_a_column_that_is_in_the_manifest_is_refused(path: Path):
