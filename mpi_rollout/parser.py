@@ -22,7 +22,6 @@ ParserOrGroup = argparse.ArgumentParser | argparse._ArgumentGroup
 MOST = 2**31 - 1  # MPI counts ranks with such numbers, and files of studies count their products in 64 bits.
 DASHES = tuple("-\u2010\u2011\u2012\u2013\u2014\u2212")  # Documents put others in the place of the first one.
 SMALLEST, LARGEST = -(2**63), 2**64 - 1  # HDF5 and MPI have types for these.
-argparse._ = str  # type: ignore[attr-defined]  # To look for translations, which Python has not, takes 24 calls of files.
 OF_NO_COMMAND = ("-h", "--help", "--version")
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # Each command adds its parser to it.
 
