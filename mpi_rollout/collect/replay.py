@@ -228,7 +228,7 @@ def check_columns(contents: Contents, spaces: str, source: str) -> None:
 
 
 def _columns_text(described: dict[str, Any]) -> str:
-    parts = described["subspaces"].items()
+    parts = sorted(described["subspaces"].items())  # In whatever order a policy or an env names them.
     return ", ".join(f"{path} ({part['dtype']}, shape {part['shape']})" for path, part in parts) or "none"
 
 

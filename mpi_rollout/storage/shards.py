@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 
 from mpi_rollout.errors import DataError
-from mpi_rollout.storage.manifest import Manifest
+from mpi_rollout.storage.manifest import Manifest, read_manifest
 from mpi_rollout.storage.schema import COMMIT, check_datasets
 from mpi_rollout.storage.shard_files import shard_path
 from mpi_rollout.storage.stored_file import Place, StoredFile
@@ -68,7 +68,11 @@ def _other(manifest: Manifest, number: int, file: StoredFile, place: Place) -> s
 
 def _changed(manifest: Manifest, number: int, file: StoredFile, place: Place) -> str:
     """Say what is wrong with a file that is not as it was when its set was complete."""
-    if not manifest.is_complete or (file.num_steps, file.last_digest) == manifest.ends[number]:
+    end = file.num_steps, file.last_digest
+    if not manifest.is_complete or end == manifest.ends[number]:
+        return ""
+    now = read_manifest(place.path, place.locate())  # The set may be extended since a reader has looked at it.
+    if now.run == manifest.run and now.is_complete and end == now.ends[number]:
         return ""
     is_extended = os.path.lexists(f"{place.locate()}.part")
     way_out = f"; the run is being extended: read {place.path}.part" if is_extended else ""

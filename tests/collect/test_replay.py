@@ -319,6 +319,8 @@ def test_a_run_does_not_go_on_with_other_infos_or_extras(name: str, keeps_infos:
     words = rf"^run\.h5 has the {name} a \(float32, shape \[\]\), now they are "
     with pytest.raises(UsageError, match=words + r"a \(.*\), b \(float64, shape \[2\]\); continue it "):
         check_columns(contents(before, now), described, "run.h5")
+    both = json.dumps({name[:-1]: describe_leaves((before, now))})
+    check_columns(contents(now, before), both, "run.h5")
     with pytest.raises(UsageError, match=words + "none;"):
         check_columns(contents(), described, "run.h5")
 

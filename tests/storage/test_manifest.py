@@ -97,6 +97,7 @@ def test_a_set_that_is_extended_is_the_old_one_or_names_the_new_one(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ):
     path, _ = written_set(tmp_path, "complete")
+    late = mpi_rollout.open(path)
     with mpi_rollout.open(path) as data:
         before = data.rewards[...]
     begin_manifest(str(path), attributes_of(tmp_path / "single.h5"), RUN, RANGES, identity(str(path))).release()
@@ -118,6 +119,8 @@ def test_a_set_that_is_extended_is_the_old_one_or_names_the_new_one(
     assert verify(quiet, f"{path}.part")["num_steps"] == NUM_STEPS + 4
     complete_manifest(*end)
     assert verify(quiet, str(path))["num_steps"] == NUM_STEPS + 4 and not Path(f"{path}.part").exists()
+    with late:  # It has read no shard until now.
+        assert np.array_equal(late.rewards[...], before)
 
 
 def test_a_set_with_a_shard_that_is_not_complete_does_not_end(tmp_path: Path):
