@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import cycle
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from measuring import run as run_once
 
 import mpi_rollout
-from mpi_rollout.core.spaces import rows_of
+from mpi_rollout.core.spaces import map_tree
 from mpi_rollout.studies.compare.systems import Setup, envpool_id
 from mpi_rollout.studies.compare.turn import SEED, Stepper, Turn, count_rows, drawn_actions, of_vector_env
 from systems import FORMS, KERNELS
@@ -54,7 +55,7 @@ def of_parts(num_envs: int, actions: list[Any], reset: Callable, send: Callable,
 
     def sweep() -> Any:
         terminations, truncations, indices = recv()
-        send(rows_of(next(turns), indices), indices)
+        send(map_tree(itemgetter(indices), next(turns)), indices)
         return terminations, truncations, indices
 
     return Stepper(start, sweep, partial(count_parts, num_envs))

@@ -202,13 +202,10 @@ def test_a_run_that_a_signal_stopped_has_all_steps_and_goes_on_in_the_same_file(
 
 
 def test_a_start_that_goes_on_in_a_file_stops_at_once_and_another_one_goes_on(job: Job, whole: References):
-    arguments = run_of("--env-factory", "stopping_envs:Slow", num_envs=2, num_steps=30, policy="counting")
+    arguments = run_of("--env-factory", "stopping_envs:Counting", num_envs=2, num_steps=30, policy="counting")
     stop(job, arguments, "raise:9", 2)
-    part = job.folder / "run.h5.part"
-    run = job.start(2, *arguments, *OUT)
-    run.wait_until(lambda: status(job)["state"] == "running")
-    os.kill(next(pid for pid in processes_in(job.folder) if rank_of(pid) == 0), signal.SIGTERM)
-    assert run.finish().code == 75 and 8 <= committed(part) < 30
+    result = stop(job, arguments, "term:5", 2)
+    assert result.code == 75 and 8 < committed(job.folder / "run.h5.part") < 30
     assert_same_bytes(finish(job, arguments), whole(arguments))
 
 
