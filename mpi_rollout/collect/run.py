@@ -2,7 +2,6 @@
 
 import gc
 import json
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,8 +77,7 @@ def run(config: RolloutConfig) -> int:
 
 def _run(config: RolloutConfig) -> int:
     comm = agreement.come_together(config.start_timeout_s)
-    root_pid = comm.bcast(os.getpid(), world.ROOT)
-    note = partial(tell_abort, config.path, root_pid, world.rank_and_host(comm.rank))
+    note = partial(tell_abort, config.path, world.rank_and_host(comm.rank))
     with job_end.noting_abort(note), job_end.all_or_none(comm):
         others_go_on = config.on_rank_loss == "shrink"
         with job_end.no_early_end(comm, others_go_on), HeardTwice(partial(job_end.interrupt, comm, is_hanging=True)):

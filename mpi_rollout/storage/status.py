@@ -55,13 +55,10 @@ class Status:
             os.unlink(self._path)
 
 
-def tell_abort(out: str, root_pid: int, place: str, code: int) -> None:
-    """Write into the status of a run that one of its ranks ends the job, since the root does not come to that.
-
-    The status may still be that of another run, which wants the same output; it is left alone.
-    """
+def tell_abort(out: str, place: str, code: int) -> None:
+    """Write into the status of a run that one of its ranks ends the job, since the root does not come to that."""
     status, path = read_status(out), status_path(out)
-    if status.get("state") == "running" and status.get("pid") == root_pid:
+    if status.get("state") == "running":
         state = "interrupted" if code == Interrupted.exit_code else "failed"
         message = f"{place} ended the job; its message on stderr says why"
         ended = {"state": state, "exit_code": code, "message": message, "updated": utc_now()}

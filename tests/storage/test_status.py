@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from jobs import Job
 
-from mpi_rollout.storage.status import Status, read_status, status_path, tell_abort
+from mpi_rollout.storage.status import Status, read_status, status_path
 
 pytestmark = pytest.mark.any_mpi
 
@@ -149,11 +149,3 @@ def test_starts_are_counted_anew_when_another_run_was_complete(tmp_path: Path):
     for state, starts in (("running", 1), ("failed", 2), ("complete", 3), ("running", 1)):
         Status(out, 10).tell(state)
         assert read_status(out)["starts"] == starts
-
-
-@pytest.mark.parametrize(("pid", "code", "state"), [(0, 70, "failed"), (0, 75, "interrupted"), (1, 70, "running")])
-def test_a_rank_that_ends_its_job_says_so_in_the_status_of_no_other_job(tmp_path: Path, pid, code, state):
-    out = str(tmp_path / "run.h5")
-    Status(out, 10).tell("running")
-    tell_abort(out, os.getpid() + pid, "rank 1 (here)", code)
-    assert read_status(out)["state"] == state
