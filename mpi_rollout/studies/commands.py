@@ -74,7 +74,8 @@ def _add_kind(kinds: Commands, kind: str, size: str, where: str) -> None:
     parser = kinds.add_parser(kind, help=f"{size}: envs {where}")
     add = parser.add_argument
     ranks = (
-        "numbers of ranks, multiples of --ranks-per-env, where the base case is measured (default: 1, 2, 4, 8 times it)"
+        "numbers of ranks, each a multiple of --ranks-per-env; the base case is measured on as many ranks as make one "
+        "env, which are always among them (default: 1, 2, 4, 8 times as many)"
     )
     add("--ranks", type=ranks_list, default=(), help=ranks)
     _add_job_options(parser, 600.0)
