@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from mpi_rollout.collect.leaders import Leaders
 from mpi_rollout.config import RolloutConfig, part_of_run
-from mpi_rollout.core.teams import Team, shards_of, teams_of
+from mpi_rollout.core.partition import Team, shards_of, teams_of
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.process.console import say

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpi_rollout.core.teams import Team, shards_of, teams_of
+from mpi_rollout.core.partition import Team, shards_of, teams_of
 
 
 @pytest.mark.parametrize(
