@@ -5,7 +5,7 @@ the number of ranks and envs.  It is told once to begin, when there is a set for
 another team has failed, or when all are through; then it says goodbye, so that all messages are received.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import sleep
 from typing import TYPE_CHECKING
@@ -45,11 +45,11 @@ class Outcome:
 class Leaders:
     """One leader's end of these messages; `comm` has the leaders of all teams, in the order of their envs.
 
-    `ranks` are those of this leader's team, `stops` what stopped the first leader or another one after its team's end.
+    `stops` are what stopped the first leader or another one after its team's end.
     """
 
-    def __init__(self, comm: "MPI.Intracomm", ranks: Sequence[int] = (ROOT,)):
-        self._comm, self.ranks, self.is_first = comm, ranks, comm.rank == ROOT
+    def __init__(self, comm: "MPI.Intracomm"):
+        self._comm, self.is_first = comm, comm.rank == ROOT
         self._states = np.zeros((comm.size, NUM_FIGURES))
         self._states[:, RATE] = np.nan
         self.intervals: list[tuple[float, int, float]] = []  # Rows of /throughput/intervals, on the first leader.

@@ -173,7 +173,7 @@ class Monitor:
                 self._begin(now_s)
             self._looked_at = now_s
             self._tell_status(now_s, int(leaders.states[:, 1].min()))
-            self._tell(now_s, Done(0, 0, 0.0, np.zeros(1), {}))
+            self._tell(now_s, Done(0, 0, 0.0, {}))
 
     def _begin(self, now_s: float) -> None:
         self._began_at, self._tell_at = now_s, now_s + self.progress.every_s
@@ -190,7 +190,7 @@ class Monitor:
         self._state.file.add_interval(now_s - self._began_at, env_steps, self._rate)
         self._since_line += new
         rate, tally = self._since_line[0] / self._since_line[1], collector.tally
-        self._tell(now_s, Done(collector.num_steps, env_steps, rate, tally.step_s, {}, collector.goal), tally)
+        self._tell(now_s, Done(collector.num_steps, env_steps, rate, {}, collector.goal), tally)
         self._note_scalars(collector, new[1])
 
     def _tell(self, now_s: float, done: Done, tally: Tally | None = None) -> None:
@@ -201,7 +201,6 @@ class Monitor:
                 return
             self._leaders.intervals.append((now_s - self._began_at, env_steps, rate))
             done = done._replace(num_steps=least, most_steps=most, env_steps=env_steps, env_steps_per_s=rate)
-            done = done._replace(ranks=self._leaders.ranks)
         if now_s >= self._tell_at:
             losses = {} if tally is None else self._losses(tally, self._since_line[1])
             self.progress.tell(done._replace(losses=losses))

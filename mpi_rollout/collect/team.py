@@ -173,6 +173,6 @@ def _joined(config: RolloutConfig, comm: "MPI.Intracomm", teams: tuple[Team, ...
         team,
         teams,
         run,
-        leaders=Leaders(leaders_comm, team.ranks) if leads else None,
+        leaders=Leaders(leaders_comm) if leads else None,
         hosts=tuple(hosts or ()),
     )
