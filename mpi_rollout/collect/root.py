@@ -39,7 +39,7 @@ from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import prepare_lengths
 from mpi_rollout.drive.recall import Recall
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
+from mpi_rollout.errors import ActionError, DataError, Interrupted, PolicyError, RolloutError
 from mpi_rollout.exchange import job_end
 from mpi_rollout.exchange.world import SingleRankComm
 from mpi_rollout.policies.blocks import BlockPolicy
@@ -188,6 +188,8 @@ class Root:
         source = self._output.source if self._team.team is None else f"{self._config.path}.part"
         try:
             return self._go_on_from(past, source)
+        except ActionError:  # It is the policy's.
+            raise
         except DataError as error:
             raise not_continued(error, source) from error
 
