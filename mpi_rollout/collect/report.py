@@ -1,8 +1,8 @@
 """What a run says about itself when it is over: for people, and as JSON."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,7 +11,12 @@ from mpi_rollout.collect.monitor import LostRank
 from mpi_rollout.core.policy_kinds import RANDOM
 from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.process.clock import losses
+from mpi_rollout.storage.values import merged_wrong
 from mpi_rollout.text import counted
+
+if TYPE_CHECKING:
+    from mpi_rollout.collect.leaders import Outcome
+    from mpi_rollout.collect.team import RankTeam
 
 
 @dataclass(frozen=True)
@@ -207,3 +212,37 @@ class RunFigures:
             yield f"lost {num_lost} of {counted(self.num_envs, 'env')}: {'; '.join(map(str, self.lost))}"
         if self.num_waits:
             yield f"waited {counted(self.num_waits, 'time')} for the disk"
+
+
+def merged(team: "RankTeam", outcomes: "list[Outcome]") -> RunFigures | None:
+    """Return the figures of the run from those of its teams, of which some may have had nothing to do.
+
+    They are sums, and the seconds of a team on average.
+    """
+    told = [outcome.figures for outcome in outcomes if outcome.figures is not None]
+    if not told:
+        return None
+    first, num_teams = told[0], len(told)
+    times = [pair for each in told for pair in zip(each.ranks, each.step_s, strict=True)]
+    times.sort(key=lambda pair: pair[0]["rank"])
+    starts = [each.envs.start for each, outcome in zip(team.teams, outcomes, strict=True) if outcome.figures]
+    rates = zip(*(each.limit for each in told), strict=False)
+    return replace(
+        first,
+        file=team.whole.path,
+        num_envs=team.whole.num_envs,
+        env_steps=sum(each.env_steps for each in told),
+        seconds=max(each.seconds for each in told),
+        phases={name: sum(each.phases[name] for each in told) / num_teams for name in first.phases},
+        ranks=[rank for rank, _ in times],
+        step_s=[step_s for _, step_s in times],
+        slowest_s=sum(each.slowest_s for each in told) / num_teams,
+        mean_s=sum(each.mean_s for each in told) / num_teams,
+        limit=[(sum(run for run, _ in part), sum(bare for _, bare in part)) for part in rates],
+        restarts={env: num for each in told for env, num in each.restarts.items()},
+        num_waits=sum(each.num_waits for each in told),
+        num_steps_before=min(each.num_steps_before for each in told),
+        fragment_length=max(each.fragment_length for each in told),
+        catch_up_s=max(each.catch_up_s for each in told),
+        wrong_values=merged_wrong([(start, each.wrong_values) for start, each in zip(starts, told, strict=True)]),
+    )
