@@ -211,12 +211,8 @@ def _columns_text(described: dict[str, Any]) -> str:
 def bring_back(driver: Driver, past: Past, columns: Columns, on_steps: Callable[[], None]) -> dict[int, int]:
     """Take steps again until the envs are where they were; return the first lost step of each env that is not.
 
-    Random generators of all ranks go on from there.  `on_steps` is as in `Replay.run`.
-
-    Raises
-    ------
-    DataError
-        An env gave something else than before, and these envs come back by all of their steps only.
+    Random generators of all ranks go on from there.  `on_steps` is as in `Replay.run`.  DataError if an env gave
+    something else than before, and these envs come back by all of their steps only.
     """
     differences = Replay(driver, past, columns).run(on_steps)
     if differences and not past.is_by_episodes:
