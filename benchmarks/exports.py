@@ -1,7 +1,6 @@
 """Measure exports: python benchmarks/exports.py measure [NUM_STEPS [ROUNDS]].
 
-64 CartPoles with random actions: 2.7 episodes in a step of all.  Each export is a command from its start to its end:
-thousands of episodes a minute, median and range.
+64 CartPoles with random actions; thousands of episodes a minute, each export being a command from start to end.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Measure policies on the ranks: python benchmarks/policies.py shares [ROUNDS].
 
-shares  64 CartPoles and a network of 2 x 64 on two ranks, the network on the ranks or on the root: env steps per second
-        of the run over those of two processes that loop over 32 envs and the network by themselves
+64 CartPoles and a network of 2 x 64 on two ranks, on the ranks or on the root: env steps/s over those of two processes
+that loop over 32 envs and the network by themselves.
 """
 
 import contextlib

@@ -1,7 +1,4 @@
-"""Count what rank 0 does for a fragment of 16 steps, on 2 to 128 ranks of 4 simulated nodes: python shards.py root.
-
-It needs Open MPI and cc.  What shards bring is in `runs.py shards`.
-"""
+"""Count what rank 0 does for a fragment on 2 to 128 ranks of 4 simulated nodes (Open MPI and cc): shards.py root."""
 
 import json
 import tempfile
