@@ -81,7 +81,7 @@ DAMAGE = {
     "it has no host": lambda plain: _without(plain["origin"], "host"),
     "Study.__init__.. got an unexpected keyword argument 'sizes'": lambda plain: plain["study"].update(sizes=1),
     "'512' should be int": lambda plain: plain["study"].update(size="512"),
-    "object of type 'int' has no len": lambda plain: plain["samples"][0].update(ranks=3),
+    "'int' object is not iterable": lambda plain: plain["samples"][0].update(ranks=3),
     "zip.. argument 2 is longer than argument 1": lambda plain: plain["samples"][0].update(limit=[[1.0]]),
     "-n 1 --fragment-length 1, repeat 0: no job can have measured 0 or": lambda plain: plain["samples"][0].update(
         seconds=0.0
