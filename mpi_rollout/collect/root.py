@@ -185,7 +185,7 @@ class Root:
         from mpi_rollout.storage.tail import not_continued
 
         self._status.tell("running", num_steps=self._num_before)
-        source = self._output.source if self._team.team is None else f"{self._config.path}.part"
+        source = self._output.source if not self._team.run else f"{self._config.path}.part"
         try:
             return self._go_on_from(past, source)
         except ActionError:  # It is the policy's.
@@ -203,7 +203,8 @@ class Root:
             check_columns(self._driver.exchanges.contents, str(stored.attributes["spaces"]), source)
             lost = bring_back(self._driver, past, columns, self._monitor.check_stop)
             self._state.catch_up_s = perf_counter() - start
-            self._source.resume(Recall(self._driver, past, lost, columns, self._monitor.check_stop))
+            if past.num_steps < self._config.num_steps:  # Else only the file is to be closed.
+                self._source.resume(Recall(self._driver, past, lost, columns, self._monitor.check_stop))
             running = past.num_steps - np.minimum(past.starts, past.num_steps)
             self._state.env_steps_before = int(stored.ended["length"].sum() + running.sum())
             if self._team.speaks or lost:

@@ -207,7 +207,7 @@ def prepare(team: RankTeam, ranks: JobRanks) -> tuple[RankEnvs, PolicySource | N
 
 def claimed(team: RankTeam) -> "Claimed":
     """Look what is where this team writes."""
-    if team.team is None:
+    if not team.run:
         from mpi_rollout.storage.output import claim_output  # h5py is for the root alone.
 
         return claim_output(team.config)

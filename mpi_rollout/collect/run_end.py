@@ -122,11 +122,9 @@ class RunEnd:
 
     def _complete(self, outcomes: list[Outcome]) -> int:
         """Make one data set of shards, if there are any; print the summary."""
-        figures = outcomes[0].figures
-        if self.team.shard_set is not None:
-            figures = merged(self.team, outcomes)
-            if (outcome := self._complete_set(self.team.shard_set, figures, outcomes[0].num_safe)) is not None:
-                return self._tell_failed(outcomes, [outcome])
+        figures, shard_set = merged(self.team, outcomes), self.team.shard_set
+        if shard_set is not None and (failed := self._complete_set(shard_set, figures, outcomes[0].num_safe)):
+            return self._tell_failed(outcomes, [failed])
         self.tell_status("complete", 0, self.team.whole.path, outcomes[0].num_safe)
         if figures is not None:
             self._print(json.dumps(figures.as_dict()) if self.config.json else "\n".join(fitted(figures.lines(), 4)))
@@ -167,14 +165,14 @@ class RunEnd:
         """Keep what is whole after an error; return what is said of that.  The error has what failed then, too."""
         self.monitor.progress.close()
         self.state.is_continuable &= not isinstance(error, NotContinuedError)
-        kept = ""
+        if self.state.writer is None or isinstance(error, StorageError):
+            return ""
         try:
-            if self.state.writer is not None and not isinstance(error, StorageError):
-                kept = self._keep()
+            return self._keep()
         except RolloutError as second:
             error.args = (*error.args, "; then ", *second.args)
             error.exit_code = second.exit_code
-        return kept
+            return ""
 
     def tell_status(self, state: str, code: int, message: str, num_steps: int, is_resumable: bool = False) -> None:
         """Write into the status how the run has ended; a first start that came to nothing leaves none."""

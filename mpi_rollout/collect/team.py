@@ -38,9 +38,9 @@ class RankTeam:
     config
         That of the run whose envs are the team's.
     team, teams
-        Its ranks and shards, and those of all teams; None where the run writes one file.
+        Its ranks and shards, and those of all teams; where the run writes one file, this is the only shard.
     run
-        What all files of the set of shards have in common.
+        What all files of the set of shards have in common; "" where the run writes one file.
     leaders, hosts
         On the root of a team, the messages to the other ones, and the hosts of the team's ranks.
     shard_set
@@ -52,8 +52,8 @@ class RankTeam:
     comm: "MPI.Intracomm"
     config: RolloutConfig
     whole: RolloutConfig
-    team: Team | None = None
-    teams: tuple[Team, ...] = ()
+    team: Team
+    teams: tuple[Team, ...]
     run: str = ""
     leaders: Leaders | None = None
     hosts: tuple[str, ...] = ()
@@ -70,12 +70,11 @@ class RankTeam:
     @property
     def widest(self) -> int:
         """The most envs that one file has."""
-        return max((len(envs) for team in self.teams for envs in team.shards), default=self.whole.num_envs)
+        return max(len(envs) for team in self.teams for envs in team.shards)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        own = tuple(range(self.comm.size)) if self.team is None else self.team.ranks
-        return tuple(self.numbers[rank] for rank in own) if self.numbers else own
+        return tuple(self.numbers[rank] for rank in self.team.ranks) if self.numbers else self.team.ranks
 
     @property
     def speaks(self) -> bool:
@@ -89,7 +88,8 @@ def find_team(config: RolloutConfig, comm: "MPI.Intracomm") -> RankTeam:
     RolloutError on all ranks alike, if there is something else where the shards would be.
     """
     if config.storage == "single":
-        return RankTeam(comm, config, config)
+        one = Team(tuple(range(comm.size)), (range(config.num_envs),))
+        return RankTeam(comm, config, config, one, (one,))
     node = os.uname().nodename
     if (simulated := os.environ.get(NODES_VARIABLE, "")).isdigit():
         node = str(comm.rank * int(simulated) // comm.size)
@@ -104,7 +104,7 @@ def find_team(config: RolloutConfig, comm: "MPI.Intracomm") -> RankTeam:
     shard_set, teams, run = (None, None, "") if plan is None else plan
     teams, run = comm.bcast((teams, run), ROOT)
     if teams is None:
-        return RankTeam(comm, single := replace(config, storage="single"), single)
+        return find_team(replace(config, storage="single"), comm)
     team = _joined(replace(config, storage="sharded"), comm, teams, run)
     return replace(team, shard_set=shard_set)
 

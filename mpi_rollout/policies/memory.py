@@ -60,17 +60,12 @@ class PolicyView:
 
     The row after an episode's end, which only resets the env, counts as a beginning too: the action of that row is
     stored, and must not depend on an episode that a continued run does not know any more.
-
-    Attributes
-    ----------
-    infos
-        Those that came with the last observations, by their names in a file: arrays with the env axis first.
     """
 
     def __init__(self, num_envs: int, has_reset_rows: bool):
         self._has_reset_rows = has_reset_rows
         self._starts, self._ended = np.ones(num_envs, np.bool_), np.zeros(num_envs, np.bool_)
-        self.infos: dict[str, np.ndarray] = {}
+        self.infos: dict[str, np.ndarray] = {}  # Of the last observations, by their names in a file.
         self._older = self.infos
 
     def note_step(self, terminations: np.ndarray, truncations: np.ndarray) -> None:
