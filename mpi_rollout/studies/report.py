@@ -22,7 +22,7 @@ CAUSES = {
     "policy": "on the root",
     "write": "writing the file",
 }
-COLUMNS = (*("ranks", "envs", "jobs", "env steps/s", "speed-up", "efficiency", "of limit"),)
+COLUMNS = "ranks", "envs", "jobs", "env steps/s", "speed-up", "efficiency", "of limit"
 
 
 class PointFigures:
@@ -43,7 +43,7 @@ class PointFigures:
         self.of_limit = median(job.env_steps_per_s / _bare(job) for job in jobs)
         self.speed_up = statistics.ratio(self.rate, base) if base else None
         self.efficiency = self.speed_up.scaled(1 / self.ideal) if self.speed_up else None
-        self.cpu_share = median(min(rank.cpu_share for rank in job.ranks) for job in jobs)
+        self.cpu_share = median(job.cpu_share for job in jobs)
         self.shares = {name: median(getattr(job, f"{name}_s") / job.seconds for job in jobs) for name in PHASES}
         self.losses: dict[str, float] = {}
         if base:

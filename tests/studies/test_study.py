@@ -14,7 +14,7 @@ from mpi_rollout.studies import report
 from mpi_rollout.studies.commands import lengths_list
 from mpi_rollout.studies.jobs import arguments_of
 from mpi_rollout.studies.report import Analysis, analyses
-from mpi_rollout.studies.study import Point, Study, ranges, sample_of, scaling_points
+from mpi_rollout.studies.study import Point, Study, sample_of, scaling_points
 from mpi_rollout.studies.study_file import StudyFile, machine_facts
 
 RANKS = (1, 2, 4, 8, 16, 32)
@@ -121,10 +121,6 @@ def test_a_sample_knows_of_more_ranks_than_cores(hosts, cores, num_cores, oversu
         rank["host"], rank["cores"], rank["physical_cores"] = host, own, [core % 64 for core in own]
     job = sample_of(Point(2), "", num_cores, found)
     assert (job.hosts, job.oversubscribed) == (", ".join(sorted({*hosts})), oversubscribed)
-
-
-def test_cores_are_told_as_ranges():
-    assert [ranges(each) for each in ([], [3], [0, 1], [0, 1, 2, 5, 7, 8])] == ["", "3", "0-1", "0-2,5,7-8"]
 
 
 def test_out_of_lockstep_the_phases_are_the_roots():
