@@ -10,7 +10,7 @@ import ctypes
 import os
 import re
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from time import sleep
 
@@ -20,6 +20,7 @@ from mpi_rollout.process.start import claimed_rank as claimed_rank
 
 TYPE_CHECKING = False  # `typing` takes time to import.
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
     from typing import NoReturn, TypeVar
 
@@ -33,6 +34,8 @@ TELL_AFTER_S = 60.0  # After so long the user is told that ranks are missing.
 NO_LIBRARY = (ImportError, RuntimeError)  # mpi4py's wheels raise the second: they look for a library by themselves.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 START_S = 60.0  # A process that makes envs for itself, outside of a run, starts MPI for them alone.
+# Open MPI, with messages between processes of one host alone: it then does not look for the libraries of fast networks.
+ONE_HOST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,uct,usnic"}
 _LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE")
 
 
@@ -92,7 +95,7 @@ def start_mpi_on_all_ranks(timeout_s: float, option: str = "timeout_s") -> None:
     for timer in timers:
         timer.daemon = True
         timer.start()
-    with HeardInC():
+    with HeardInC(), _spared_networks():
         _init_mpi()
     for timer in timers:
         timer.cancel()
@@ -118,6 +121,22 @@ def _refuse_ranks() -> "NoReturn":
     else:
         sleep(GRACE_S)
     sys.exit(LaunchError.exit_code)
+
+
+@contextmanager
+def _spared_networks() -> "Iterator[None]":
+    """Let Open MPI start without networks where `mpirun` has put all ranks on one host and no user has chosen.
+
+    Programs that envs start see nothing of it.
+    """
+    sizes = [os.environ.get(f"OMPI_COMM_WORLD_{name}", "") for name in ("SIZE", "LOCAL_SIZE")]
+    if not sizes[0] or sizes[0] != sizes[1] or os.environ.keys() & {*ONE_HOST, "OMPI_MCA_mtl"}:
+        yield
+        return
+    os.environ.update(ONE_HOST)
+    yield
+    for name in ONE_HOST:
+        del os.environ[name]
 
 
 def _init_mpi() -> None:

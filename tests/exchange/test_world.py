@@ -31,6 +31,24 @@ def test_each_launcher_says_the_rank_in_its_own_variable(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
+    ("variables", "spared"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_MCA_btl": "self,tcp"}, False),
+        ({"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, False),
+    ],
+)
+def test_open_mpi_looks_for_networks_only_between_hosts_or_where_told(
+    monkeypatch: pytest.MonkeyPatch, variables, spared
+):
+    monkeypatch.setattr(os, "environ", dict(variables))
+    with world._spared_networks():
+        assert os.environ == (variables | world.ONE_HOST if spared else variables)
+    assert os.environ == variables
+
+
+@pytest.mark.parametrize(
     ("variables", "claimed", "num_local"),
     [
         ({}, (1, ""), 1),

@@ -10,7 +10,7 @@ from envs import Counting
 from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.root import Root
 from mpi_rollout.collect.run import plan_of
-from mpi_rollout.collect.team import RankTeam
+from mpi_rollout.collect.team import RankTeam, find_team
 from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
@@ -80,7 +80,7 @@ def root_of(out: Path, policy: Policy | None = None, **options: object) -> Root:
 
 def single_team(config: RolloutConfig) -> RankTeam:
     """The team of a run on this process."""
-    return RankTeam(SingleRankComm(), config, config)
+    return find_team(config, SingleRankComm())
 
 
 def drive(root: Root) -> int:

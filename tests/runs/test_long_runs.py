@@ -1,4 +1,4 @@
-"""What a process holds does not grow with the number of episodes; see also `benchmarks/day.py`."""
+"""What a process holds does not grow with the number of episodes."""
 
 import tracemalloc
 from pathlib import Path
