@@ -32,7 +32,7 @@ LONGEST_FIRST = (  # Else the last of them runs alone, while the other processes
     "train/test_recording.py",
     "collect/test_collector.py",
     "train/test_modes.py",
-    "test_shallow_water.py",
+    "test_examples.py",
     "studies/test_scaling.py",
     "test_sb3.py",
 )

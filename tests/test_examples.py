@@ -80,3 +80,15 @@ def test_the_learner_takes_actions_that_are_not_discrete(job: Job):
     options = ("--env", "Pendulum-v1", "--num-envs", "8", "--length", "64", "--total-steps", "3000")
     lines = output_of(job, None, "actor_learner.py", *options).splitlines()
     assert len(lines) == 6 and "nan" in lines[0] and -2000 < float(lines[-1].split()[-1]) < -500
+
+
+@pytest.mark.any_mpi
+@pytest.mark.mpi
+@pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="pip install 'mpi_rollout[sb3]'")
+def test_ppo_learns_to_calm_the_waves(job: Job):
+    result = job.python(
+        2, EXAMPLES / "shallow_water" / "train_ppo.py", "--total-steps", "2400", MPI_ROLLOUT_END_S="100"
+    )
+    assert result.code == 0, result.err
+    learned, nothing, random = (float(line.split()[0]) for line in result.out.splitlines()[1:])
+    assert learned > nothing + 3 and nothing > 0 > random  # 29, 21 and -72 here; it takes 60,000 steps to 76.

@@ -48,12 +48,12 @@ DEDICATED = [("--root-envs", "0", *ROOT), ("--root-envs", "0")]
 
 
 def ways_of(name: str, num_ranks: int | None) -> list[tuple[str, ...]]:
-    """In which ways a run is done on some ranks: in all where the policy draws, in every second one else."""
+    """In which ways a run is done on some ranks: in all where the policy draws, and else the runs take turns."""
     if num_ranks is None:
         return [ROOT]
-    ways = {2: WAYS[1:5], 3: [*WAYS, *DEDICATED]}[num_ranks]
-    ways = ways if name == "draws" else ways[1::2]
-    return [way for way in ways if name != "a callable" or way in ON_THE_ROOT]
+    ways = {2: WAYS[1:3], 3: [*WAYS, *DEDICATED]}[num_ranks]
+    possible = [way for way in ways if name != "a callable" or way in ON_THE_ROOT]
+    return possible if name == "draws" else possible[list(RUNS).index(name) % 2 :: 3]
 
 
 @pytest.fixture(scope="module")

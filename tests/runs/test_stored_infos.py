@@ -38,10 +38,15 @@ WAYS = [
 ]
 
 
+def ways_of(name: str, num_ranks: int | None) -> list[tuple[str, ...]]:
+    """In which ways a run is done on some ranks: in all where the infos are named, and else the runs take turns."""
+    ways = {None: WAYS[:1], 2: WAYS[:3], 3: WAYS[3:]}[num_ranks]
+    return ways if name == "named" else [ways[list(RUNS).index(name) % len(ways)]]
+
+
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
-    ways = {None: WAYS[:1], 2: WAYS[:3], 3: WAYS[3:]}
-    return collected_in_ways(tmp_path_factory, RUNS, lambda _, num_ranks: ways[num_ranks])
+    return collected_in_ways(tmp_path_factory, RUNS, ways_of)
 
 
 @pytest.mark.mpi(2, 3)
