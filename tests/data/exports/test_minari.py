@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from jobs import Job
-from written_data import LARGE_ROWS, quiet, written
+from written_data import quiet, written
 
 import mpi_rollout
 from mpi_rollout.data import reading
@@ -98,15 +98,6 @@ def test_nested_spaces_and_images_keep_every_byte(tmp_path: Path, compression: s
     assert dataset.observation_space == NESTED
     with h5py.File(dataset.storage.data_path / "main_data.hdf5") as main:
         assert main["episode_0/observations/image"].compression == (None if compression == "none" else compression)
-
-
-def test_a_large_array_is_compressed_in_pieces_with_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    file, said = written(tmp_path, "complete", LARGE_ROWS), list[str]()
-    monkeypatch.setattr(minari_export, "PIECE_NBYTES", 2**17)
-    monkeypatch.setattr(minari_export, "CHUNK_NBYTES", 2**17)  # A row.
-    monkeypatch.setitem(globals(), "quiet", said.append)
-    assert_same_data(exported(file, compression="gzip"), file)
-    assert "writing rows from 3 on" in said
 
 
 def test_envs_whose_episodes_do_not_fit_into_memory_are_read_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
