@@ -122,7 +122,7 @@ class RunEnd:
 
     def _close(self, collector: Collector, complete: bool) -> RunFigures:
         """Close the file, with what the ranks have to report."""
-        from mpi_rollout.storage.run_file import Ending
+        from mpi_rollout.storage.schema import Ending
 
         self.monitor.progress.close()
         if complete:

@@ -78,8 +78,7 @@ class TeamEnd(RunEnd):
 
     def _complete_set(self, outcomes: list[Outcome]) -> int:
         """Make one data set of the shards; print the summary."""
-        from mpi_rollout.storage.run_file import Ending
-        from mpi_rollout.storage.schema import INTERVAL
+        from mpi_rollout.storage.schema import INTERVAL, Ending
         from mpi_rollout.storage.set_end import complete_manifest
 
         assert self.team.shard_set is not None

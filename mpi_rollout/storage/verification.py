@@ -12,12 +12,10 @@ import numpy as np
 from mpi_rollout.errors import ContentError, DataError, RolloutError
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.episodes import make_table, stored_results
-from mpi_rollout.storage.manifest import is_set, read_manifest
+from mpi_rollout.storage.manifest import check_end, is_set, open_shard, read_manifest
 from mpi_rollout.storage.sandbox import PATIENCE_S, answer_of, started
 from mpi_rollout.storage.schema import RESET, is_recording
-from mpi_rollout.storage.set_check import check_set
-from mpi_rollout.storage.shards import open_shard
-from mpi_rollout.storage.stored_file import Place
+from mpi_rollout.storage.set_end import check_set
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.tail import not_continued
 from mpi_rollout.storage.untrusted import Tell, attributes_of, steadily, text
@@ -38,11 +36,13 @@ def verify(tell: Tell, path: str) -> dict[str, object]:
 
 def _verify_set(tell: Tell, path: str) -> dict[str, object]:
     """Verify all shards of a set, and what its manifest says of them; the message has all shards that are wrong."""
-    manifest, place = read_manifest(path), Place(path)
+    manifest = read_manifest(path)
     reports, problems = list[dict[str, Any]](), list[str]()
     for number in range(len(manifest.ranges)):
         try:
-            reports.append(verify(tell, open_shard(manifest, number, place).path))
+            if manifest.is_complete:
+                check_end(manifest, number, path)
+            reports.append(verify(tell, open_shard(manifest, number, path).path))
         except DataError as error:
             problems.append(str(error))
     if problems:
