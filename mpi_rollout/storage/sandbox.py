@@ -22,16 +22,16 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from mpi_rollout import errors
-from mpi_rollout.errors import DataError, RolloutError, StorageError, as_flag
+from mpi_rollout.errors import DataError, RolloutError, as_flag
 from mpi_rollout.process.interrupts import STOP_SIGNALS
 from mpi_rollout.process.start import end_with
 from mpi_rollout.storage.shard_files import size_of
-from mpi_rollout.text import first_line
 
 PATIENCE_S = 60.0  # The longest time without a sign of life.  Each chunk, of about 1 MiB, gives one.
 LOOK_EVERY_S = 0.2
 TELL_EVERY_S = 0.2
 NUM_ROWS, FOLLOWING_S = 1000, 20.0  # Of `why_not_followed`.
+FOLLOWER = "import h5py, sys; print(h5py.File(sys.argv[1], libver='latest', swmr=True, locking=False)['rows'][:].sum())"
 BLOCKED_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGUSR2)
 CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 # Interpreter, NumPy and HDF5 take 60 MB.  The rest is in proportion to the file.  The worst is `verify` of a file of
@@ -71,23 +71,14 @@ def why_not_followed(path: str) -> str:
         rows.resize((NUM_ROWS,))
         rows[:] = 1
         file.flush()
+        command = [sys.executable, "-c", FOLLOWER, path]
         try:  # In another process: this one would get the data from memory.
-            num_found = in_sandbox("mpi_rollout.storage.sandbox:num_rows_found", path, patience_s=FOLLOWING_S)
-        except RolloutError as error:
-            return str(error)
-    return "" if num_found == NUM_ROWS else f"it finds {num_found} of {NUM_ROWS} rows"
-
-
-def num_rows_found(tell: Callable[[str], None], path: str) -> int:
-    """Count the rows that a reader finds in the file of `why_not_followed`; StorageError if it cannot read it."""
-    import h5py
-
-    tell("reading its rows")
-    try:
-        with h5py.File(path, libver="latest", swmr=True, locking=False) as file:
-            return int(file["rows"][:].sum())
-    except (OSError, RuntimeError, KeyError) as error:
-        raise StorageError(first_line(error)) from error
+            reader = subprocess.run(command, capture_output=True, text=True, timeout=FOLLOWING_S)
+        except subprocess.TimeoutExpired:
+            return f"it does not answer for {FOLLOWING_S:g} s"
+    return (
+        "" if reader.stdout == f"{NUM_ROWS}\n" else reader.stderr.strip().rpartition("\n")[2] or "it finds other rows"
+    )
 
 
 @dataclass(frozen=True)

@@ -72,20 +72,20 @@ class StoredRun:
     def look(self) -> None:
         """Read what is committed now."""
         self.close()
-        self.path = name_now(self.path)
-        if is_set(self.path):
+        if is_set(name_now(self.path)):
             steadily(self.path, self._look_at_set)
         else:
             self._look_at_file()
 
     def _look_at_file(self) -> None:
         part = Part(range(0), partial(StoredFile, self.path, self._is_rescue))
-        file, part.envs = part.file, range(part.file.config.num_envs)
+        file, part.envs, self.path = part.file, range(part.file.config.num_envs), part.file.path
         self._take_facts(file, [part])
         self.is_sealed, self.num_steps = file.is_sealed, file.num_steps
         self.resets, self.episodes, self.faults = file.resets, file.episodes, file.faults
 
     def _look_at_set(self) -> None:
+        self.path = name_now(self.path)
         manifest = read_manifest(self.path)
         numbers = range(len(manifest.ranges))
         opens = [partial(open_shard, manifest, number, self.path, self._is_rescue) for number in numbers]

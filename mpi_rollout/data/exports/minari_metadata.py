@@ -129,14 +129,10 @@ def _notes_of_spec(file: RunData) -> list[str]:
         return ["the env comes from a factory: recover_environment() makes what its spec says, which may be less"]
     if isinstance(file.config.env_kwargs, list):
         return ["the envs have different arguments: recover_environment() makes the first one"]
-    notes = []
     if file.config.vectorization_mode == "vector_entry_point":
         single = "the envs were vectorized: recover_environment() makes the single env of that name"
-        notes.append(f"{single}, which may show or take something else")
-    module = str(json.loads(file.env_spec).get("entry_point", "")).partition(":")[0]
-    if not module.startswith(("gymnasium.", "mpi_rollout.")):
-        notes.append(f"recover_environment() imports {module.partition('.')[0]}, which must be installed there")
-    return notes
+        return [f"{single}, which may show or take something else"]
+    return []
 
 
 def described(space: Space) -> dict[str, object]:
