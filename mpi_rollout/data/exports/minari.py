@@ -1,4 +1,4 @@
-"""A Minari data set: `main_data.hdf5` and `metadata.json`, as Minari 0.5 loads them.
+"""A Minari data set: `main_data.hdf5` and `metadata.json`, as Minari 0.5.4 loads them.
 
 It is written in a child process, see `storage.sandbox`, into a folder which nobody else knows yet.  Arrays are
 contiguous; where a data set is compressed, the larger ones are compressed chunks.

@@ -155,17 +155,11 @@ def test_several_files_name_each_policy_once():
     assert policies_of(files) == "random, best.zip"
 
 
-@pytest.mark.parametrize(
-    ("space", "version"),
-    [
-        (spaces.Box(-1, 1, (3,)), "0.5.3"),  # Of its actions, which are MultiDiscrete.
-        (spaces.Box(0, 255, (32, 32), np.uint8), "0.5.4"),
-        (spaces.Box(0, 255, (31, 32), np.uint8), "0.5.3"),
-    ],
-)
-def test_the_metadata_name_the_oldest_minari_that_reads_it(tmp_path: Path, space: spaces.Space, version: str):
-    dataset = exported(written(tmp_path, "complete", space))
-    assert dataset.minari_version == version and not dataset.storage.jpeg_encoding
+def test_images_are_stored_as_they_are(tmp_path: Path):
+    file = written(tmp_path, "complete", spaces.Box(0, 255, (32, 32), np.uint8))
+    dataset = exported(file)
+    assert_same_data(dataset, file)
+    assert not dataset.storage.jpeg_encoding
 
 
 def test_data_without_a_transition_are_refused(tmp_path: Path):
