@@ -15,7 +15,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from unittest.mock import patch
 import policies
 import reading
 import recording
-from measuring import MEASURED, busy, environment, machine, main, run, spread, table
+from measuring import MEASURED, busy, cores_of_others, environment, machine, main, run, spread, table
 from systems import all_systems
 
 from mpi_rollout.studies.compare.comparison import measure as take_turns
@@ -112,12 +112,8 @@ def rows_of(path: str) -> dict[str, Row]:
         ),
         "`connect`, 64 CartPoles, one process, of a bare loop": Row("0.89", 0.92, partial(connected, 1)),
         "`connect`, 64 CartPoles, two ranks, of bare loops": Row("0.84", 0.92, partial(connected, 2)),
-        "`connect(record=)`, one process, of the rate without": Row(
-            "0.86", 0.97, lambda: recording.pairs("CartPole-v1", 1, rounds=1, turn_s=1.0)[0].ratio
-        ),
-        "`connect(record=)`, two ranks, of the rate without": Row(
-            "0.93", 0.97, lambda: recording.pairs("CartPole-v1", 2, rounds=1, turn_s=1.0)[0].ratio
-        ),
+        "`connect(record=)`, one process, of the rate without": Row("0.86", 0.97, partial(recording.ratio, 1)),
+        "`connect(record=)`, two ranks, of the rate without": Row("0.93", 0.97, partial(recording.ratio, 2)),
         "Breakout's frames with lz4, of the rate without storage": Row(
             "0.59", 0.85, partial(of_unstored, BREAKOUT, "--compression lz4")
         ),
@@ -169,21 +165,6 @@ def take(name: str, rows: dict[str, Row], samples: dict[str, list[float]]) -> No
     except (Exception, SystemExit) as error:
         del rows[name]
         sys.stderr.write(f"left out: {name}: {str(error).strip().splitlines()[-1]}\n")
-
-
-@contextlib.contextmanager
-def cores_of_others(taken: list[float]) -> Iterator[None]:
-    """Append how many cores other programs used meanwhile, on average: what these processes did not take."""
-
-    def spent() -> tuple[float, float]:
-        user, nice, system, _, _, *others = map(int, Path("/proc/stat").read_text().split()[1:9])
-        used = (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
-        return time.monotonic(), used - sum(os.times()[:4])
-
-    start, before = spent()
-    yield
-    stop, after = spent()
-    taken.append((after - before) / (stop - start))
 
 
 def draw(path: str) -> None:

@@ -31,8 +31,10 @@ from mpi_rollout.studies.jobs import JobOptions
 from mpi_rollout.studies.study_file import machine_facts
 
 LOOPS = "bare,bare-all,mpi-1,mpi-R,mpi-fragments-R,sync,async,pool,sb3-dummy,sb3-subproc,envpool,envpool-async,minari"
-NATIVE = "bare,native,envpool-1,envpool-async-1,envpool,envpool-async,numba,torch,gymnax,mpi-native-R,mpi-native-run-R,"
-NATIVE += "mpi-envpool-R,mpi-envpool-run-R,mpi-numba-R,mpi-numba-run-R,mpi-jax-run-R"
+NATIVE = (
+    "bare,native,envpool-1,envpool-async-1,envpool,envpool-async,numba,torch,cuda,gymnax,mpi-native-R,mpi-native-run-R,"
+)
+NATIVE += "mpi-envpool-R,mpi-envpool-run-R,mpi-numba-R,mpi-numba-run-R,mpi-cuda-run-R,mpi-jax-run-R"
 ANNOUNCED = "bare,async,sample-factory,envpool-1,envpool-async-1,envpool,envpool-async,mpi-R,mpi-run-R,"
 ANNOUNCED += "mpi-envpool-run-R,mpi-native-run-R,mpi-numba-run-R"
 PRESETS: dict[str, dict[str, Any]] = {

@@ -1,37 +1,28 @@
-"""Measure exports: python benchmarks/exports.py measure [NUM_STEPS].
+"""Measure exports: python benchmarks/exports.py measure [NUM_STEPS [ROUNDS]].
 
-64 CartPoles with random actions: 2.7 episodes in a step of all.  Each export is a command from its start to its end:
-thousands of episodes a minute, median and range; the memory is the most that any of its processes had.
+64 CartPoles with random actions; thousands of episodes a minute, each export being a command from start to end.
 """
 
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
 
-from measuring import ROUNDS, command_of, environment, main, python, spread, table, turns
-
-STEPS = 36_000
+from measuring import ROUNDS, main, python, spread, table, turns
 
 
-def timed(sets: str, *command: object) -> tuple[float, float, dict[str, int]]:
-    """Seconds of a command, the most memory of a process in MB, and what the command says."""
+def timed(sets: str, *command: object) -> tuple[float, dict[str, int]]:
+    """Seconds of a command, and what it says."""
     shutil.rmtree(sets, ignore_errors=True)
-    start, variables = time.perf_counter(), environment(MINARI_DATASETS_PATH=sets)
-    with subprocess.Popen(command_of(*command), env=variables, stdout=subprocess.PIPE, text=True) as process:
-        said = process.stdout.read()
-        _, code, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(code)
-    if process.returncode:
-        raise SystemExit(f"{command}: exit code {process.returncode}")
-    return time.perf_counter() - start, usage.ru_maxrss / 1e3, json.loads(said)
+    start = time.perf_counter()
+    said = python(*command, MINARI_DATASETS_PATH=sets)
+    return time.perf_counter() - start, json.loads(said)
 
 
-def measure(num_steps: int = STEPS) -> None:
+def measure(num_steps: int = 36_000, rounds: int = ROUNDS) -> None:
     program = "-m", "mpi_rollout"
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", ".")) as folder:
         recorded, sets, flat = (str(Path(folder, name)) for name in ("run.h5", "sets", "flat.h5"))
@@ -43,17 +34,15 @@ def measure(num_steps: int = STEPS) -> None:
             "minari, gzip": (0, *minari, "--compression", "gzip"),
             "d4rl": (0, *program, "export", "d4rl", recorded, flat, "--overwrite", "--json"),
         }
-        rounds = ROUNDS if num_steps == STEPS else 1
         found = turns({name: partial(timed, sets, *command) for name, command in ways.items()}, rounds)
-    table(("export", "episodes", "file", "thousand a minute: median (range)", "memory"), map(row, found.items()))
+    table(("export", "episodes", "file", "thousand a minute: median (range)"), map(row, found.items()))
 
 
-def row(found: tuple[str, list[tuple[float, float, dict[str, int]]]]) -> tuple[str, ...]:
+def row(found: tuple[str, list[tuple[float, dict[str, int]]]]) -> tuple[str, ...]:
     name, taken = found
-    said = taken[0][2]
-    rates = spread((said["episodes"] / seconds * 60 / 1e3 for seconds, *_ in taken), ",.0f")
-    memory = max(memory for _, memory, _ in taken)
-    return name, f"{said['episodes']:,}", f"{said['nbytes'] / 1e6:,.0f} MB", rates, f"{memory:,.0f} MB"
+    said = taken[0][1]
+    rates = spread((said["episodes"] / seconds * 60 / 1e3 for seconds, _ in taken), ",.0f")
+    return name, f"{said['episodes']:,}", f"{said['nbytes'] / 1e6:,.0f} MB", rates
 
 
 if __name__ == "__main__":

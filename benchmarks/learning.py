@@ -16,7 +16,6 @@ its runs, `others` has them too, and says nothing.
 import itertools
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from measuring import CHECKOUT, MEASURED, machine, main, python
+from measuring import CHECKOUT, MEASURED, cores_of_others, machine, main, python
 
 sys.path.insert(0, str(CHECKOUT / "examples"))
 NUM_ENVS, BATCH = (1, 4, 16, 64, 256), 4096
@@ -146,23 +145,13 @@ def of_envs(system: str, num_envs: int, seed: int) -> dict[str, Any] | None:
         own.close()
 
 
-def busy_s() -> float:
-    """The seconds for which this machine's processors have worked."""
-    user, nice, system, _idle, _iowait, *interrupts = map(int, Path("/proc/stat").read_text().split()[1:8])
-    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
-
-
-def own_s() -> float:
-    """The processor time of this process and of those that it has started and that have ended."""
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-
-
 def watched(system: str, num_envs: int, seed: int) -> dict[str, Any]:
     """One run in a job of its own, with the share of processor time that others had."""
-    start, busy, own = time.perf_counter(), busy_s(), own_s()
+    cores: list[float] = []
     num_ranks = 1 if system in ("DummyVecEnv", "SubprocVecEnv") else min(2, num_envs)
-    found = json.loads(python(num_ranks, __file__, "one", system, num_envs, seed).splitlines()[-1])
-    others = (busy_s() - busy - (own_s() - own)) / (time.perf_counter() - start) / (os.cpu_count() or 1)
+    with cores_of_others(cores):
+        found = json.loads(python(num_ranks, __file__, "one", system, num_envs, seed).splitlines()[-1])
+    others = cores[0] / (os.cpu_count() or 1)
     num_steps, seconds, value = found["curve"][-1]
     came = f"{num_steps:,} steps, {seconds:.1f} s, {value:.0f}, others {others:.3f}"
     print(f"{system}, {num_envs} envs, seed {seed}: {came}", flush=True)

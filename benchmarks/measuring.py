@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -70,12 +71,12 @@ def compiled(library: str) -> str:
     return library
 
 
-def run(num_ranks: int, options: str, *more: str, keep: str = "") -> dict:
+def run(num_ranks: int, options: str, *more: str, keep: str = "", **variables: str) -> dict:
     """Do a run of this program; return what it says of itself, and the bytes of its file, which only `keep` keeps."""
     with tempfile.TemporaryDirectory(dir=".") as folder:
         out = Path(keep or Path(folder, "run.h5"))
         words = [*options.split(), *QUIET.split(), "--out", out, *more]
-        summary = json.loads(python(num_ranks, "-m", "mpi_rollout", "run", *words).splitlines()[-1])
+        summary = json.loads(python(num_ranks, "-m", "mpi_rollout", "run", *words, **variables).splitlines()[-1])
         return summary | {"file_bytes": out.stat().st_size}
 
 
@@ -119,6 +120,21 @@ def busy(count: int) -> Iterator[None]:
         for other in others:
             other.kill()
             other.wait()
+
+
+@contextmanager
+def cores_of_others(taken: list[float]) -> Iterator[None]:
+    """Append how many cores other programs used meanwhile, on average: what these processes did not take."""
+
+    def spent() -> tuple[float, float]:
+        user, nice, system, _, _, *others = map(int, Path("/proc/stat").read_text().split()[1:9])
+        used = (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
+        return time.monotonic(), used - sum(os.times()[:4])
+
+    start, before = spent()
+    yield
+    stop, after = spent()
+    taken.append((after - before) / (stop - start))
 
 
 def main(about: str | None, measures: Mapping[str, Callable], parts: Mapping[str, Callable] | None = None) -> None:

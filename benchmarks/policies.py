@@ -1,7 +1,7 @@
 """Measure policies on the ranks: python benchmarks/policies.py shares [ROUNDS].
 
-shares  64 CartPoles and a network of 2 x 64 on two ranks, the network on the ranks or on the root: env steps per second
-        of the run over those of two processes that loop over 32 envs and the network by themselves, and SB3's own loops
+64 CartPoles and a network of 2 x 64 on two ranks, on the ranks or on the root: env steps/s over those of two processes
+that loop over 32 envs and the network by themselves.
 """
 
 import contextlib
@@ -133,23 +133,6 @@ def loop(kind: str, loop_s: str | float = LOOP_S) -> None:
     print(num_steps / (time.perf_counter() - start))
 
 
-def of_sb3(kind: str) -> None:
-    """Print the env steps per second of Stable-Baselines3's predict over its own vectorized envs."""
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
-
-    if __name__ == "__main__":
-        act = loaded("sb3")
-        envs = make_vec_env("CartPole-v1", NUM_ENVS, vec_env_cls={"Dummy": DummyVecEnv, "Subproc": SubprocVecEnv}[kind])
-        observations, num_steps = envs.reset(), 0
-        start = time.perf_counter()
-        while time.perf_counter() - start < LOOP_S:
-            observations, *_ = envs.step(act(observations))
-            num_steps += NUM_ENVS
-        print(num_steps / (time.perf_counter() - start))
-        envs.close()
-
-
 def rate(kind: str, options: tuple[str, ...], num_steps: int = NUM_STEPS) -> float:
     """Env steps per second of a run."""
     words = f"--num-envs {NUM_ENVS} --num-steps {num_steps} --no-trajectories --policy {POLICIES[kind]}"
@@ -166,8 +149,6 @@ def shares(rounds: int = ROUNDS) -> None:
     def rows(kind: str) -> Iterator[tuple[str, ...]]:
         ways: dict[str, Callable[[], float]] = {way: partial(rate, kind, options) for way, options in WAYS.items()}
         ways["bare"] = partial(loop_rate, kind)
-        for vec_env in ("Dummy", "Subproc") if kind == "sb3" else ():
-            ways[f"SB3's {vec_env}VecEnv"] = lambda vec_env=vec_env: float(python(0, HERE, "sb3", vec_env))
         rates = turns(ways, rounds)
         bare = rates.pop("bare")
         for way, values in rates.items():
@@ -180,4 +161,4 @@ def shares(rounds: int = ROUNDS) -> None:
 
 
 if __name__ == "__main__":
-    main(__doc__, {"shares": shares}, {"loop": loop, "sb3": of_sb3})
+    main(__doc__, {"shares": shares}, {"loop": loop})

@@ -1,8 +1,7 @@
-"""Measure what trainers get: python benchmarks/trainers.py groups|ready|calls.
+"""Measure what trainers get: python benchmarks/trainers.py groups|ready.
 
 groups  two groups of envs, and a policy that takes as long as the envs
 ready   eight ranks with an env each that is slow now and then: first ready, first served
-calls   what a call of `recv` and `send` takes that serves one of 2 to 128 ranks
 
 Every system runs in processes of its own, in turns; ratios are taken within a round.  Env steps are transitions.
 """
@@ -53,32 +52,6 @@ def independent() -> float | None:
     return sum(rates) if rates else None
 
 
-def served() -> None:
-    """Print microseconds of `recv` and `send`, median and the middle half of them, while no rank is waited for."""
-    from mpi4py import MPI
-
-    num_envs, taken = MPI.COMM_WORLD.size - 1, []
-    kwargs = {"step_s": 0.0004 * num_envs}  # So many come a second that two cores can carry them.
-    with mpi_rollout.connect(SleepingEnv, num_envs, env_kwargs=kwargs, batch_size=1, root_envs=0) as envs:
-        if envs is None:
-            return
-        envs.reset(seed=0)
-        envs.send(np.zeros(num_envs, int))
-        until = time.perf_counter() + SECONDS
-        while (start := time.perf_counter()) < until:
-            *_, indices = envs.recv()
-            envs.send(np.zeros(len(indices), int), indices)
-            taken.append((time.perf_counter() - start) / len(indices))
-            time.sleep(0.001)  # Others get ready meanwhile.
-    low, middle, high = np.percentile(np.array(taken) * 1e6, (25, 50, 75))
-    print(f"{middle:.0f} ({low:.0f} to {high:.0f})")
-
-
-def calls() -> None:
-    rows = ((num_ranks, python(num_ranks, __file__, "served").strip()) for num_ranks in (2, 16, 64, 128))
-    table(("ranks", "us for each rank served: median (middle half)"), rows)
-
-
 grouped = partial(parts, 4, {"step_s": 0.002}, SECONDS, 0.001, root_envs=0)
 ready = partial(parts, 8, SLOW, 2 * SECONDS)
 SYSTEMS: dict[str, tuple[int, Callable[[], float | None]]] = {  # Name: ranks (0: no mpirun), what runs on each.
@@ -122,6 +95,4 @@ def measure(what: str, rounds: int = ROUNDS) -> None:
 
 
 if __name__ == "__main__":
-    main(
-        __doc__, {**{what: partial(measure, what) for what in RATIOS}, "calls": calls}, {"part": part, "served": served}
-    )
+    main(__doc__, {what: partial(measure, what) for what in RATIOS}, {"part": part})

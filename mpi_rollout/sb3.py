@@ -210,13 +210,7 @@ def rows_of_agents(envs: MPIVectorEnv, agents: str | None) -> AgentRows | None:
 
 
 def connect_alone(env_fns: Sequence[EnvFunction], options: Mapping[str, Any]) -> MPIVectorEnv:
-    """Connect the envs of one process.
-
-    Raises
-    ------
-    ValueError
-        There are several ranks.  The others would have to connect as well, and to serve until this one is done.
-    """
+    """Connect the envs of one process; ValueError if there are several ranks, which would all have to connect."""
     envs = connect(list(env_fns), **{"autoreset_mode": AutoresetMode.SAME_STEP, **options})
     if not isinstance(envs, MPIVectorEnv):
         raise ValueError(

@@ -76,20 +76,6 @@ def test_the_table_of_bars_tells_medians_and_how_many_are_reached(tmp_path: Path
     assert "1 of 2 figures reach their bar" in (tmp_path / "bars.svg").read_text()
 
 
-def test_a_bigger_machine_has_tables_and_pictures_of_what_it_has(tmp_path: Path):
-    def sample(kind: str, rate: float, **point: object) -> dict[str, object]:
-        return {"kind": kind, "env_steps_per_s": rate, "of_limit": 0.9, **point}
-
-    samples = [sample(kind, 100.0 * ranks, ranks=ranks, num_envs=64) for kind in ("strong", "weak") for ranks in (1, 4)]
-    samples += [sample(kind, rate, way="torch", num_envs=1024) for kind, rate in (("bare", 2e6), ("slice", 1.5e6))]
-    samples += [sample("threads", 4e6, way="CUDA", num_envs=2**20, threads=32)]
-    (tmp_path / "big.json").write_text(json.dumps({"machine": "here", "samples": samples}))
-    text = python(BENCHMARKS / "bigger_machine.py", "draw", tmp_path / "big.json")
-    for row in ("| 4 | 400 | 4.00 | 0.90 (0.90 to 0.90) |", "| 1,024 | 2.0 | 1.5 | 0.75 |", "| 32 | 4.0 |"):
-        assert row in text
-    assert (tmp_path / "big-scaling.png").exists() and (tmp_path / "big-slices.png").exists()
-
-
 def test_each_program_says_what_it_measures():
     for path in BENCHMARKS.glob("*.py"):
         assert path.read_text().startswith('"""'), path

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -12,7 +12,7 @@ from mpi_rollout.config import RolloutConfig, check_used, unused
 from mpi_rollout.errors import UsageError
 from mpi_rollout.storage.output import check_same_run
 from mpi_rollout.studies.jobs import arguments_of
-from mpi_rollout.train.connect import Options
+from mpi_rollout.train.request import Request
 from mpi_rollout.words import OF_CONNECT, OF_RUN, SAME
 
 RUN = ("run", "--env", "CartPole-v1")
@@ -93,7 +93,7 @@ def test_the_tables_name_options_that_are_there_and_mend_none_of_run():
     answers = " ".join([*OF_RUN.values(), *SAME.values()])
     assert set(re.findall(r"--([a-z-]+)", answers)) <= known | {"replay", "mode"}
     assert not set(OF_RUN) & set(shown["run"]._names)
-    assert not OF_CONNECT.keys() & set({*mpi_rollout.connect.__annotations__, *Options.__annotations__})
+    assert not OF_CONNECT.keys() & {own.name for own in fields(Request)}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import sys
 from dataclasses import asdict, replace
 
 import numpy as np
-from fits import READY
+from fits import READY, NoFit
 from model_study import Check, Fitting, make_study
 from network import launching
 from step_model import LOCKSTEP, Network, Way, ceiling, predict, saturation
@@ -27,7 +27,7 @@ from mpi_rollout.errors import RolloutError
 from mpi_rollout.studies.commands import lengths_list, ranks_list
 from mpi_rollout.studies.jobs import JobOptions, claimed, usable_launcher
 from mpi_rollout.studies.scaling import Measurement, Runner
-from mpi_rollout.studies.statistics import NoFit, reaches
+from mpi_rollout.studies.statistics import reaches
 from mpi_rollout.studies.study_file import StudyFile, gathered, machine_facts, origin, place_and_time, read_study
 from mpi_rollout.text import aligned
 

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from step_model import NUM_EXCHANGE_PARTS, Constants, Way, Workload, exchange_parts, predict
 
-from mpi_rollout.studies.statistics import NEEDED_POINTS, NoFit
-
+NEEDED_POINTS = 5  # Extra-P asks for as many before it makes a model.
 _ROOT, _MESSAGES = [0, 1], [2, 3, 4]  # Parts of an exchange.
 READY = Way(is_ready=True)
+
+
+class NoFit(ValueError):
+    """The points do not carry the model; the message says why."""
 
 
 @dataclass(frozen=True)

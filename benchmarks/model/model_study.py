@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from fits import Calibration, ExchangePoint, calibrate, fit_ready, fit_writes
+from fits import Calibration, ExchangePoint, NoFit, calibrate, fit_ready, fit_writes
 from network import network_of
 from step_model import Constants, Way, Workload, predict
 
 from mpi_rollout.studies.jobs import JobOptions
-from mpi_rollout.studies.statistics import Interval, NoFit, median_interval
+from mpi_rollout.studies.statistics import Interval, median_interval
 from mpi_rollout.studies.study import Point, Sample, Study
 from mpi_rollout.studies.study_file import StudyFile
 

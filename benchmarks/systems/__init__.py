@@ -10,13 +10,14 @@ from functools import cache
 from mpi_rollout.studies.compare import systems as built_in
 from mpi_rollout.studies.compare.systems import Setup, System, systems_of
 
-KERNELS = {"CartPole-v1": {"numba": "mpi_rollout/CartPoleNumba-v0", "torch": "mpi_rollout/CartPoleTorch-v0"}}
+KERNELS = {"CartPole-v1": {kind.lower(): f"mpi_rollout/CartPole{kind}-v0" for kind in ("Numba", "Torch", "CUDA")}}
 GYMNAX = ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0")
 FORMS = {  # How this program has native envs as slices: their words in titles, and the package that they need.
     "native": ("vector_entry_point", ""),
     "envpool": ("EnvPool slices", "envpool"),
     "numba": ("Numba kernel", "numba"),
     "torch": ("torch kernel", "torch"),
+    "cuda": ("CUDA kernel", "numba"),
     "jax": ("JAX slices (gymnax)", "gymnax"),
 }
 EVEN = ("puffer-multi", "torchrl-parallel", "torchrl-collector", "rllib-remote", "sample-factory")  # Envs of a process.
@@ -93,6 +94,7 @@ def _native(cores: int) -> list[System]:
         System("envpool-async", f"EnvPool, async, {cores} threads", "systems.native:envpool_async", 0, 2, **of_envpool),
         System("numba", f"Numba kernel, {cores} cores", "systems.native:numba", cores, cores, "numba", "native"),
         System("torch", f"torch kernel, {cores} cores", "systems.native:torch", cores, cores, "torch", "native"),
+        System("cuda", "CUDA kernel, 1 process", "systems.native:cuda", needs="numba", kind="native"),
         System("gymnax", "gymnax, jitted scan", "systems.gymnax_:scan", needs="gymnax", kind="native"),
     ]
 
@@ -116,6 +118,11 @@ def reason_of_form(system: System, env: str) -> str:
     """Say whether the env lacks the form in which a system steps it."""
     import gymnasium
 
+    if "cuda" in system.name:
+        from numba import cuda
+
+        if not cuda.is_available():
+            return "there is no GPU that Numba can use"
     if system.needs in ("numba", "torch"):
         return "" if system.needs in KERNELS.get(env, {}) else "there is no kernel of this env"
     if system.needs == "gymnax":

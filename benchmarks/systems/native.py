@@ -61,13 +61,13 @@ envpool_async_1 = partial(envpool_async, num_threads=1)
 
 
 @contextmanager
-def kernel(setup: Setup, env_id: str, device: str | None = None) -> Iterator[Stepper]:
+def kernel(setup: Setup, env_id: str) -> Iterator[Stepper]:
     """This rank's share of a kernel's envs: a sweep is a call of many steps, which writes all that each gives."""
     import mpi_rollout.envs.kernels  # noqa: F401  # Registers the envs.
     from mpi_rollout.envs.rollout import RolloutColumns
 
     mine, mode = setup.mine, {"vectorization_mode": "vector_entry_point"}
-    envs: Any = gymnasium.make_vec(env_id, len(mine), first_env=mine.start, device=device, **mode)
+    envs: Any = gymnasium.make_vec(env_id, len(mine), first_env=mine.start, **mode)
     length = max(LEAST_STEPS, min(64, CALL_ROWS // len(mine)))
     actions = cycle([np.random.default_rng(0).integers(0, 2, (length, len(mine)))])
     observations = np.zeros((length, len(mine), *envs.single_observation_space.shape), np.float32)
@@ -90,4 +90,4 @@ def _kernel_of(setup: Setup, backend: str) -> AbstractContextManager[Stepper]:
     return kernel(setup, KERNELS[setup.env["env"]][backend])
 
 
-numba, torch = partial(_kernel_of, backend="numba"), partial(_kernel_of, backend="torch")
+numba, torch, cuda = (partial(_kernel_of, backend=backend) for backend in ("numba", "torch", "cuda"))

@@ -129,5 +129,5 @@ def _run(setup: Setup, form: str = "", is_stored: bool = False) -> Iterator[Run]
 
 
 run, record = partial(_run), partial(_run, is_stored=True)
-native, envpool, numba, torch, jax = (partial(_connected, form=form) for form in FORMS)
-native_run, envpool_run, numba_run, torch_run, jax_run = (partial(_run, form=form) for form in FORMS)
+native, envpool, numba, torch, cuda, jax = (partial(_connected, form=form) for form in FORMS)
+native_run, envpool_run, numba_run, torch_run, cuda_run, jax_run = (partial(_run, form=form) for form in FORMS)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpi_rollout.collect.collector import Collector, Tally
-from mpi_rollout.collect.leaders import Leaders
+from mpi_rollout.collect.leaders import COMMIT_S, Leaders
 from mpi_rollout.collect.progress import Done, make_progress
 from mpi_rollout.collect.scalars import Scalars
 from mpi_rollout.config import RolloutConfig
@@ -77,16 +77,14 @@ class Monitor:
     It notes the throughput since the last look in the file, and tells how far the run is.
     """
 
-    def __init__(
-        self, config: RolloutConfig, driver: Driver, state: RunState, status: Status, leaders: Leaders | None = None
-    ):
+    def __init__(self, config: RolloutConfig, driver: Driver, state: RunState, status: Status, leaders: Leaders):
         self._leaders, self._rate, self._first_env = leaders, np.nan, config.first_env
         self.progress = make_progress(config.progress, config.num_steps)
         self._scalars = Scalars(config.log_dir, config.in_lockstep) if config.log_dir else None
         self._driver, self._state, self._status = driver, state, status
         self._deadline = Deadline(config.max_walltime)
         self._looked_at, self._seen_env_steps = 0.0, 0
-        self._since_line = np.zeros(2)  # Env steps and seconds since the last line.
+        self._line_env_steps, self._line_s = 0, 0.0  # Env steps up to the last line, seconds since then.
         self._spent = Spent(config.in_lockstep)
         self._told, self._status_at = 0, 0.0  # What the status says, and when it is to be written again.
         self._began_at = self._tell_at = self._checked_at = self._worst_pause_s = 0.0
@@ -94,17 +92,14 @@ class Monitor:
     def check_stop(self) -> None:
         """Raise Interrupted if the run is to stop or its time is nearly over, DataError if its past is damaged."""
         self.check_own_stop()
-        if self._leaders is not None:
-            if self._leaders.is_to_end():
-                raise Interrupted(f"{self._place}: stopped, because another rank ends the run")
-            if not self._leaders.is_first:  # It looks at the time for all.
-                return
-        self._check_time()
+        if self._leaders.is_to_end():
+            raise Interrupted(f"{self._place}: stopped, because another rank ends the run")
+        if self._leaders.is_first:  # It looks at the time for all.
+            self._check_time()
 
     def _check_time(self) -> None:
-        worst_commit_s = 0.0 if self._state.writer is None else self._state.writer.worst_commit_s
-        if self._leaders is not None:
-            worst_commit_s = max(worst_commit_s, self._leaders.states[:, 4].max())
+        own_commit_s = 0.0 if self._state.writer is None else self._state.writer.worst_commit_s
+        worst_commit_s = max(own_commit_s, self._leaders.states[:, COMMIT_S].max())
         now_s = perf_counter()
         if self._checked_at:
             self._worst_pause_s = max(self._worst_pause_s, now_s - self._checked_at)
@@ -125,7 +120,7 @@ class Monitor:
     @property
     def _place(self) -> str:
         """Where the run stops; a stop ends all teams, which are at other steps."""
-        return self._state.place if self._leaders is None else rank_and_host(self._state.rank)
+        return self._state.place if self._leaders.is_alone else rank_and_host(self._state.rank)
 
     def on_fault(self, env_index: int, step: int, message: str) -> None:
         """Note that an env was restarted, before the sink has that step; -1 is the first reset."""
@@ -136,15 +131,12 @@ class Monitor:
         """Look at the run, now and then and at the end of `Collector.advance`; may raise to end it."""
         self.check_stop()
         self._state.file.values.say_warnings(as_flag)
-        now_s, env_steps, num_committed = self._driver.clock.now, collector.tally.env_steps, self._state.num_safe
+        now_s, env_steps = self._driver.clock.now, collector.tally.env_steps
         if self._looked_at and env_steps > self._seen_env_steps:
             self._rate = (env_steps - self._seen_env_steps) / (now_s - self._looked_at)
-        if self._leaders is not None:
-            self._leaders.tell(
-                collector.num_steps, num_committed, env_steps, self._rate, self._state.file.worst_commit_s
-            )
-            num_committed = int(self._leaders.states[:, 1].min())
-        self._tell_status(now_s, num_committed)
+        figures = collector.num_steps, self._state.num_safe, env_steps, self._rate, self._state.file.worst_commit_s
+        self._leaders.tell(*figures)
+        self._tell_status(now_s)
         if not self._looked_at:
             if not self._began_at:
                 self._begin(now_s)
@@ -156,56 +148,53 @@ class Monitor:
             self._note_interval(collector, now_s)
         self._looked_at, self._seen_env_steps = now_s, env_steps
 
-    def look_after_others(self, leaders: Leaders) -> None:
+    def look_after_others(self) -> None:
         """Look at the other teams of the run, which go on when this one has ended; the first leader does it for all.
 
-        Raises
-        ------
-        Interrupted
-            They are to stop.
+        Interrupted if they are to stop.
         """
         self._check_signal()
-        if not leaders.is_first:
+        if not self._leaders.is_first:
             return
         self._check_time()
         if (now_s := perf_counter()) >= self._looked_at + LOOK_EVERY_S:
             if not self._began_at:  # This team had nothing to do.
                 self._begin(now_s)
+            self._line_s += now_s - self._looked_at if self._looked_at else 0.0
             self._looked_at = now_s
-            self._tell_status(now_s, int(leaders.states[:, 1].min()))
-            self._tell(now_s, Done(0, 0, 0.0, np.zeros(1), {}))
+            self._tell_status(now_s)
+            self._tell(now_s)
 
     def _begin(self, now_s: float) -> None:
         self._began_at, self._tell_at = now_s, now_s + self.progress.every_s
 
-    def _tell_status(self, now_s: float, num_committed: int) -> None:
+    def _tell_status(self, now_s: float) -> None:
+        num_committed = int(self._leaders.states[:, 1].min())
         if now_s >= self._status_at or (num_committed and not self._told):
             self._status.tell("running", num_steps=num_committed)
             self._told, self._status_at = num_committed, now_s + STATUS_EVERY_S
 
     def _note_interval(self, collector: Collector, now_s: float) -> None:
         """Store the throughput since the last look, and show it when it is time for it."""
-        env_steps = collector.tally.env_steps
-        new = np.array([env_steps - self._seen_env_steps, now_s - self._looked_at])
-        self._state.file.add_interval(now_s - self._began_at, env_steps, self._rate)
-        self._since_line += new
-        rate, tally = self._since_line[0] / self._since_line[1], collector.tally
-        self._tell(now_s, Done(collector.num_steps, env_steps, rate, tally.step_s, {}, collector.goal), tally)
-        self._note_scalars(collector, new[1])
+        self._state.file.add_interval(now_s - self._began_at, collector.tally.env_steps, self._rate)
+        self._line_s += (seconds := now_s - self._looked_at)
+        self._tell(now_s, collector)
+        self._note_scalars(collector, seconds)
 
-    def _tell(self, now_s: float, done: Done, tally: Tally | None = None) -> None:
-        """Show how far the run is when it is time for it; of several teams, note and show the throughput of all."""
-        if self._leaders is not None:
-            (least, most), (env_steps, rate) = self._leaders.steps, self._leaders.throughput
+    def _tell(self, now_s: float, collector: Collector | None = None) -> None:
+        """Show how far the run is when it is time for it; of several teams, note the throughput of all."""
+        leaders = self._leaders
+        (least, most), (env_steps, rate) = leaders.steps, leaders.throughput
+        if not leaders.is_alone:
             if np.isnan(rate):
                 return
-            self._leaders.intervals.append((now_s - self._began_at, env_steps, rate))
-            done = done._replace(num_steps=least, most_steps=most, env_steps=env_steps, env_steps_per_s=rate)
-            done = done._replace(ranks=self._leaders.ranks)
+            leaders.intervals.append((now_s - self._began_at, env_steps, rate))
         if now_s >= self._tell_at:
-            losses = {} if tally is None else self._losses(tally, self._since_line[1])
-            self.progress.tell(done._replace(losses=losses))
-            self._since_line[:] = 0
+            losses = {} if collector is None else self._losses(collector.tally, self._line_s)
+            rate = (env_steps - self._line_env_steps) / self._line_s if self._line_s else 0.0
+            goal = None if collector is None else collector.goal
+            self.progress.tell(Done(least, env_steps, rate, losses, goal, most))
+            self._line_env_steps, self._line_s = env_steps, 0.0
             self._tell_at = now_s + self.progress.every_s
 
     def _losses(self, tally: Tally, seconds: float) -> dict[str, float]:
@@ -254,13 +243,7 @@ class LostRanks:
         self._config, self._driver, self._hosts, self._show = config, driver, hosts, show
 
     def note(self, ranks: list[int], state: RunState) -> None:
-        """Go on without ranks that are gone, from the step under way on.
-
-        Raises
-        ------
-        RankLost
-            No rank is left that steps envs.
-        """
+        """Go on without ranks that are gone, from the step under way on; RankLost if none is left that steps envs."""
         collector, num_envs = state.collector, self._config.num_envs
         assert collector is not None
         new = []

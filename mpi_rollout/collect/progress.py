@@ -1,11 +1,8 @@
 """Telling how far a run is: a bar, drawn by tqdm, on a terminal, a plain line every 10 s in a log file."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
-
-import numpy as np
 
 from mpi_rollout.collect.episode_goal import EpisodeGoal
 from mpi_rollout.process.console import say
@@ -13,26 +10,22 @@ from mpi_rollout.process.terminal import Stderr, Terminal, open_terminal
 from mpi_rollout.text import counted
 
 LINE_EVERY_S = 10.0
-SLOW = 1.5  # Times the median of the ranks, from which on a rank is worth a word.
 BAR_EVERY_S = 0.5
 LEAST_BAR = len(" 34%|##########| ")
 
 
 class Done(NamedTuple):
-    """How far a run is; `step_s` has each rank's seconds in its envs so far, `losses` are those since the last one.
+    """How far a run is; `losses` are those since the last one.
 
-    All envs have taken `num_steps` steps; of several shards, those of the fastest have taken `most_steps`.  `ranks` are
-    the numbers that the ranks of `step_s` have in the job.
+    All envs have taken `num_steps` steps; of several shards, those of the fastest have taken `most_steps`.
     """
 
     num_steps: int
     env_steps: int
     env_steps_per_s: float
-    step_s: np.ndarray
     losses: Mapping[str, float]
     goal: EpisodeGoal | None = None
     most_steps: int = 0
-    ranks: Sequence[int] = range(sys.maxsize)
 
     @property
     def steps(self) -> str:
@@ -45,39 +38,8 @@ class Done(NamedTuple):
         return [f"{name} {100 * share:z.0f}%" for name, share in self.losses.items()]
 
 
-class Slowest:
-    """Finds the rank that keeps the others waiting."""
-
-    def __init__(self) -> None:
-        self._step_s: np.ndarray | float = 0.0
-
-    def since(self, step_s: np.ndarray, ranks: Sequence[int]) -> str:
-        """Name it, if there is one since the last asking.
-
-        Parameters
-        ----------
-        step_s
-            Each rank's seconds in its envs so far; 0 where it has none.
-        ranks
-            The numbers of these ranks.
-        """
-        spent = step_s - self._step_s
-        self._step_s = step_s.copy()
-        median = float(np.median(spent[spent > 0])) if (spent > 0).any() else 0.0
-        slowest = int(spent.argmax())
-        if median == 0 or spent[slowest] < SLOW * median:
-            return ""
-        return f"slowest rank {ranks[slowest]} ({spent[slowest] / median:.1f}x median)"
-
-
 class Bar:
-    """One line that is written again and again, as long as there is a terminal; then plain lines.
-
-    Parameters
-    ----------
-    instead
-        Tells what a terminal that is gone cannot.
-    """
+    """One line that is written again and again, as long as there is a terminal; plain lines are told `instead` then."""
 
     every_s = BAR_EVERY_S
 
@@ -85,7 +47,7 @@ class Bar:
         from tqdm import tqdm  # Only where there is a bar.
 
         self._tqdm, self._terminal, self._instead = tqdm, terminal, instead
-        self._total, self._slowest = num_steps, Slowest()
+        self._total = num_steps
         self._begin: tuple[float, float] | None = None
         self._num_columns = 0  # The width of what is shown.
 
@@ -102,7 +64,6 @@ class Bar:
             "" if done.goal is None else f"{done.goal.num_ended:,}/{counted(done.goal.num_episodes, 'episode')}",
             f"{done.steps}/{counted(self._total, 'step')}",
             *done.shares,
-            self._slowest.since(done.step_s, done.ranks),
             counted(done.env_steps, "env step"),
         ]
         self._num_columns = max(self._terminal.columns - len("^C "), 1)  # What is shown stays in one line.
@@ -152,7 +113,7 @@ class Lines:
     """A plain line now and then, for logs; the first after a second, so that one sees that it runs."""
 
     def __init__(self, num_steps: int, every_s: float = 1.0):
-        self._total, self._slowest, self.every_s = num_steps, Slowest(), every_s
+        self._total, self.every_s = num_steps, every_s
 
     def tell(self, done: Done) -> None:
         self.every_s = LINE_EVERY_S
@@ -163,7 +124,6 @@ class Lines:
             counted(done.env_steps, "env step"),
             f"{done.env_steps_per_s:,.0f} env steps/s",
             *done.shares,
-            self._slowest.since(done.step_s, done.ranks),
         ]
         say(", ".join(filter(None, parts)) + "\n", patience_s=0.0)
 

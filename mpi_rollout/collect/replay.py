@@ -24,7 +24,7 @@ from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.exchange.orders import Command
-from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.process.console import say
 from mpi_rollout.ranks.set_up import EnvFacts, Plan, RankEnvs, assemble
 from mpi_rollout.text import counted
@@ -32,10 +32,9 @@ from mpi_rollout.text import counted
 if TYPE_CHECKING:
     from mpi_rollout.data.columns import Column  # For the root alone: imports are the job's start-up time.
 
-WAY_OUT = "keep what there is with mpi_rollout recover"
 OTHER_DATA = "continue it with the versions that began it, move it away, or use another --out"
 MOST_SAID = 8  # Envs that are named one by one.
-LEARNING_S, LONGEST_HISTORY_S = 5.0, 1800.0  # After the first, it is known how long the whole takes.
+LEARNING_S = 5.0  # Then it is known how long the whole takes.
 Columns: TypeAlias = "Mapping[str, Column | np.ndarray]"  # Of shape (num_steps, num_envs, ...), by name.
 
 
@@ -70,11 +69,6 @@ class Replay:
     """Takes the steps of a past again, with the recorded actions.
 
     `columns` are what is stored, by name; of observations there is one row more than of the others.
-
-    Attributes
-    ----------
-    num_steps, differences
-        The step up to which the envs have come, and the first difference of each env that has one.
     """
 
     def __init__(self, driver: Driver, past: Past, columns: Columns):
@@ -93,33 +87,26 @@ class Replay:
             name: StoredRows(columns[name], past.num_steps + has_last_row(name))
             for name in (*self._actions, *self._observations, *self._results)
         }
-        self.num_steps = past.first_step
-        self.differences: dict[int, Difference] = {}
+        self.num_steps = past.first_step  # The step up to which the envs have come.
+        self.differences: dict[int, Difference] = {}  # The first one of each env that has one.
 
     @property
     def is_over(self) -> bool:
         """Whether all steps have been taken; or one went wrong, of envs that cannot come back without it."""
         return self.num_steps == self._past.num_steps or bool(self.differences and not self._past.is_by_episodes)
 
-    def run(self, way_out: str = "", on_steps: Callable[[], None] = lambda: None) -> dict[int, Difference]:
+    def run(self, on_steps: Callable[[], None] = lambda: None) -> dict[int, Difference]:
         """Take all steps again; return `differences`.
 
-        Parameters
-        ----------
-        way_out
-            What to do instead, if it would take too long.
-        on_steps
-            Called before steps are taken; may raise to end the run.
+        `on_steps` is called before steps are taken; it may raise to end the run.
         """
         self.begin()
-        start_s, is_silent = perf_counter(), bool(way_out)
+        start_s, is_told = perf_counter(), False
         while not self.is_over:
             on_steps()
             taken_s = perf_counter() - start_s
-            if not self._past.is_by_episodes:
-                check_history(taken_s, self.num_steps, self._past.num_steps, way_out)
-            if is_silent and taken_s > LEARNING_S:
-                is_silent, first = False, self._past.first_step  # Nothing else shows that the program works.
+            if not is_told and taken_s > LEARNING_S:
+                is_told, first = True, self._past.first_step  # Nothing else shows that the program works.
                 steps = f"{self.num_steps - first:,} of {counted(self._past.num_steps - first, 'step')}"
                 say(f"mpi_rollout: takes the steps before again: {steps} in {taken_s:.0f} s\n")
             self.advance()
@@ -198,17 +185,6 @@ def rows_differ(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return (flat[0] != flat[1]).any(axis=2)
 
 
-def check_history(taken_s: float, num_taken: int, num_steps: int, way_out: str) -> None:
-    """Raise UsageError if taking all steps again would take too long, once that can be told."""
-    if taken_s > LEARNING_S and num_taken:
-        whole_s = taken_s * num_steps / num_taken
-        if whole_s > LONGEST_HISTORY_S:
-            raise UsageError(
-                f"these envs come back by all of their {num_steps:,} steps, which would take "
-                f"{whole_s / 60:,.0f} minutes here, and {LONGEST_HISTORY_S / 60:,.0f} are the most; {way_out}"
-            )
-
-
 def check_promise(past: Past, promised: Reproducibility, source: str) -> None:
     """Refuse to go on with envs that promise something else than those of before: they give other data."""
     if promised != past.reproducibility:
@@ -235,14 +211,10 @@ def _columns_text(described: dict[str, Any]) -> str:
 def bring_back(driver: Driver, past: Past, columns: Columns, on_steps: Callable[[], None]) -> dict[int, int]:
     """Take steps again until the envs are where they were; return the first lost step of each env that is not.
 
-    Random generators of all ranks go on from there.  `on_steps` is as in `Replay.run`.
-
-    Raises
-    ------
-    DataError
-        An env gave something else than before, and these envs come back by all of their steps only.
+    Random generators of all ranks go on from there.  `on_steps` is as in `Replay.run`.  DataError if an env gave
+    something else than before, and these envs come back by all of their steps only.
     """
-    differences = Replay(driver, past, columns).run(WAY_OUT, on_steps)
+    differences = Replay(driver, past, columns).run(on_steps)
     if differences and not past.is_by_episodes:
         index, first = earliest(differences)
         raise DataError(

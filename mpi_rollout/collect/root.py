@@ -11,6 +11,7 @@ import numpy as np
 
 from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.episode_goal import make_goal
+from mpi_rollout.collect.leaders import Leaders
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RunState
 from mpi_rollout.collect.replay import (
     bring_back,
@@ -21,7 +22,6 @@ from mpi_rollout.collect.replay import (
 )
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.collect.team import RankTeam
-from mpi_rollout.collect.team_end import TeamEnd
 from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.policy_kinds import MAKE_POLICY
@@ -39,8 +39,9 @@ from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import prepare_lengths
 from mpi_rollout.drive.recall import Recall
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
+from mpi_rollout.errors import ActionError, DataError, Interrupted, PolicyError, RolloutError
 from mpi_rollout.exchange import job_end
+from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.policies.blocks import BlockPolicy
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.sources import load_model
@@ -84,17 +85,17 @@ class Root:
         self._state = RunState(
             output.past, output.checks, facts.reproducibility != Reproducibility.SLICE, rank=worker.rank
         )
-        past = self._state.num_past, output.old_nbytes
-        self._num_before, self._old_nbytes = past if team.leaders is None else team.leaders.past(*past)
+        self._leaders = leaders = team.leaders or Leaders(SingleRankComm())  # type: ignore[arg-type]
+        self._num_before, self._old_nbytes = leaders.past(self._state.num_past, output.old_nbytes)
         self._trace = trace
         self._driver = Driver(worker.exchanges, worker, config.actions)
         self._status = Status(config.path, config.num_steps, config.num_episodes) if team.speaks else NoStatus()
-        self._monitor = Monitor(config, self._driver, self._state, self._status, team.leaders)
+        self._monitor = Monitor(config, self._driver, self._state, self._status, leaders)
         worker.on_stop = self._monitor.progress.close  # Launchers do not wait long.
         lost_ranks = LostRanks(config, self._driver, dict(zip(team.ranks, self._hosts, strict=True)), say)
         self._driver.on_loss = lambda ranks: lost_ranks.note(ranks, self._state)
         about = config, self._driver, self._state, self._status, self._monitor, lost_ranks, trace
-        self._end = RunEnd(*about) if team.leaders is None else TeamEnd(*about, team, team.leaders)
+        self._end = RunEnd(team, leaders, *about)
 
     def drive(self) -> int:
         """Run, and let all ranks out with the exit code that is returned."""
@@ -103,7 +104,8 @@ class Root:
         except BaseException as error:  # This ends the job at once; whoever called says why.
             is_stopped = isinstance(error, KeyboardInterrupt)
             code = Interrupted.exit_code if is_stopped else RolloutError.exit_code
-            self._end.tell_failed(error, code, words_of(error))
+            state = "interrupted" if is_stopped else "failed"
+            self._end.tell_status(state, code, words_of(error), self._state.num_safe, self._end.is_resumable)
             raise
         self._output.release()  # Others may write there: this run has told how it ended.
         if self._state.writer is not None:
@@ -183,9 +185,11 @@ class Root:
         from mpi_rollout.storage.tail import not_continued
 
         self._status.tell("running", num_steps=self._num_before)
-        source = self._output.source if self._team.team is None else f"{self._config.path}.part"
+        source = self._output.source if not self._team.run else f"{self._config.path}.part"
         try:
             return self._go_on_from(past, source)
+        except ActionError:  # It is the policy's.
+            raise
         except DataError as error:
             raise not_continued(error, source) from error
 
@@ -199,7 +203,8 @@ class Root:
             check_columns(self._driver.exchanges.contents, str(stored.attributes["spaces"]), source)
             lost = bring_back(self._driver, past, columns, self._monitor.check_stop)
             self._state.catch_up_s = perf_counter() - start
-            self._source.resume(Recall(self._driver, past, lost, columns, self._monitor.check_stop))
+            if past.num_steps < self._config.num_steps:  # Else only the file is to be closed.
+                self._source.resume(Recall(self._driver, past, lost, columns, self._monitor.check_stop))
             running = past.num_steps - np.minimum(past.starts, past.num_steps)
             self._state.env_steps_before = int(stored.ended["length"].sum() + running.sum())
             if self._team.speaks or lost:
@@ -258,7 +263,7 @@ class Root:
         team = self._team
         if team.shard_set is not None:
             team.shard_set.begin(team.whole, self._attributes(team.whole, self._all_hosts))
-        if team.leaders is not None and not team.leaders.begin():
+        if not self._leaders.begin():
             raise Interrupted(f"{self._state.place}: stopped, because another rank ends the run")
 
     def _parts(self) -> list[int]:

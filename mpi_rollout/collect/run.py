@@ -56,12 +56,8 @@ if TYPE_CHECKING:
 def run(config: RolloutConfig) -> int:
     """Do the run that the configuration describes; return the exit code.
 
-    **Collective.**
-
-    Raises
-    ------
-    RolloutError
-        On all ranks alike, if the run cannot start; later errors are told by the root and returned as codes.
+    **Collective.**  RolloutError on all ranks alike, if the run cannot start; later errors are told by the root and
+    returned as codes.
     """
     if is_ulfm_on():  # The launcher then ends no job because of a rank, whatever --on-rank-loss says.
         guard()
@@ -207,7 +203,7 @@ def prepare(team: RankTeam, ranks: JobRanks) -> tuple[RankEnvs, PolicySource | N
 
 def claimed(team: RankTeam) -> "Claimed":
     """Look what is where this team writes."""
-    if team.team is None:
+    if not team.run:
         from mpi_rollout.storage.output import claim_output  # h5py is for the root alone.
 
         return claim_output(team.config)
@@ -219,12 +215,7 @@ def claimed(team: RankTeam) -> "Claimed":
 def rehearse(config: RolloutConfig, num_ranks: int) -> str:
     """Refuse what a run on so many ranks would refuse, as far as one process can tell; return that it would run.
 
-    It starts no MPI, makes one env, and writes nothing.
-
-    Raises
-    ------
-    RolloutError
-        As `run`.
+    It starts no MPI, makes one env, and writes nothing.  RolloutError as `run`.
     """
     from mpi_rollout.storage.output import check_output
     from mpi_rollout.storage.ownership import check_free_space
@@ -254,13 +245,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
 
 
 def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
-    """Return the plan that all ranks share.
-
-    Raises
-    ------
-    UsageError
-        There are too few envs for so many ranks, or nothing makes them.
-    """
+    """Return the plan that all ranks share; UsageError if envs are too few for the ranks, or nothing makes them."""
     division = divided(config, config.num_envs, num_ranks)
     return Plan(
         maker_of(config),

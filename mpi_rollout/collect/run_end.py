@@ -4,10 +4,15 @@ import json
 import os
 import time
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from mpi_rollout.collect.collector import Collector
+from mpi_rollout.collect.leaders import Leaders, Outcome
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RankReport, RunState
-from mpi_rollout.collect.report import RunFigures
+from mpi_rollout.collect.report import RunFigures, merged
+from mpi_rollout.collect.team import RankTeam
 from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.policy_kinds import kind_of_name
@@ -26,15 +31,23 @@ from mpi_rollout.exchange import world
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import STDOUT, fitted, say
 from mpi_rollout.storage.status import Status, is_batch_job
-from mpi_rollout.text import counted
+from mpi_rollout.text import counted, system_words
+
+if TYPE_CHECKING:
+    from mpi_rollout.storage.shard_set import ClaimedSet
 
 LOOK_EVERY_S = 0.1
 
 
 @dataclass
 class RunEnd:
-    """Ends a run, of which `state` says how far it came."""
+    """Ends a run, or a team's part of it, of which `state` says how far it came.
 
+    Each leader says how its team has ended; the first one tells the user, and completes the set of shards.
+    """
+
+    team: RankTeam
+    leaders: Leaders
     config: RolloutConfig
     driver: Driver
     state: RunState
@@ -44,11 +57,98 @@ class RunEnd:
     trace: Trace
 
     def complete(self, collector: Collector) -> int:
-        """Close the file of a run that has taken all of its steps; print its summary; return the exit code."""
+        """Close the file of a team that has taken all of its steps; end the run; return the exit code."""
         figures = self._close(collector, complete=True)
-        self._tell_status("complete", 0, figures.file, self.state.num_safe)
-        self._print_summary(figures)
+        return self._settle(Outcome(0, self.state.num_safe, figures))
+
+    def fail(self, error: RolloutError) -> int:
+        """Keep what is whole; end the run; return the exit code."""
+        is_first = not self.leaders.is_to_end()
+        kept = self._kept(error)
+        return self._settle(
+            Outcome(
+                error.exit_code,
+                self.state.num_safe,
+                message=error.shown(as_flag),
+                kept=kept,
+                stack=error.stack if isinstance(error, RankError | PolicyError) else "",
+                is_stopped=isinstance(error, Interrupted),
+                is_resumable=self.is_resumable,
+                is_first_to_end=is_first,
+                is_foreign=isinstance(error, UsageError) and self.leaders.is_alone,
+            )
+        )
+
+    def _settle(self, outcome: Outcome) -> int:
+        """Wait for all teams, and end the run as they have ended; return the exit code.  **Collective** of leaders."""
+
+        def look() -> Outcome | None:
+            """Look after the other teams; a stop after this team's end is for them."""
+            try:
+                self.monitor.look_after_others()
+            except Interrupted as error:
+                return Outcome(error.exit_code, outcome.num_safe, message=error.shown(as_flag), is_stopped=True)
+            return None
+
+        outcomes, code = self.leaders.settle(outcome, look), 0
+        if outcomes is not None:
+            self.monitor.progress.close()
+            failed = [each for each in outcomes if each.code]
+            code = self._tell_failed(outcomes, failed + self.leaders.stops) if failed else self._complete(outcomes)
+        return self.leaders.agree_on(code)
+
+    def _tell_failed(self, outcomes: list[Outcome], failed: list[Outcome]) -> int:
+        """Say what has failed first: other teams may have been stopped for it."""
+        cause = min(failed, key=lambda outcome: (outcome.is_stopped, not outcome.is_first_to_end))
+        shard_set, num_safe = self.team.shard_set, min(outcome.num_safe for outcome in outcomes)
+        kept = cause.kept if shard_set is None else self._kept_in_shards(num_safe)
+        if kept and cause.is_stopped and cause.is_resumable:
+            kept += "; the same command continues"
+        say(cause.stack)
+        say(f"mpi_rollout: {cause.message}{kept}\n")
+        is_resumable = all(outcome.is_resumable for outcome in outcomes)
+        if not cause.is_foreign:
+            state = "interrupted" if cause.is_stopped else "failed"
+            self.tell_status(state, cause.code, cause.message, num_safe, is_resumable)
+        if self.config.json:
+            self._print(json.dumps({"error": cause.message + kept, "exit_code": cause.code}))
+        return cause.code
+
+    def _kept_in_shards(self, num_safe: int) -> str:
+        """Say what all shards have; remove a new set of which that is nothing."""
+        assert self.team.shard_set is not None
+        self.team.shard_set.drop_if_empty(part := self.team.whole.path + ".part", num_safe)
+        return f"; all shards have {counted(num_safe, 'step')}, in {part}" if num_safe else ""
+
+    def _complete(self, outcomes: list[Outcome]) -> int:
+        """Make one data set of shards, if there are any; print the summary."""
+        figures, shard_set = merged(self.team, outcomes), self.team.shard_set
+        if shard_set is not None and (failed := self._complete_set(shard_set, figures, outcomes[0].num_safe)):
+            return self._tell_failed(outcomes, [failed])
+        self.tell_status("complete", 0, self.team.whole.path, outcomes[0].num_safe)
+        if figures is not None:
+            self._print(json.dumps(figures.as_dict()) if self.config.json else "\n".join(fitted(figures.lines(), 4)))
         return 0
+
+    def _complete_set(self, shard_set: "ClaimedSet", figures: RunFigures | None, num_steps: int) -> Outcome | None:
+        """Make one data set of the shards; return what has failed."""
+        from mpi_rollout.storage.schema import INTERVAL, Ending
+        from mpi_rollout.storage.set_end import complete_manifest
+
+        ending = Ending(utc_now(), 0, 0.0, [], [], complete=True)
+        if figures is not None:
+            totals = figures.env_steps, figures.seconds, figures.ranks, figures.limit
+            ending = Ending(utc_now(), *totals, complete=True, advice=figures.advice)
+        path, intervals = self.team.whole.path, np.array(self.leaders.intervals, INTERVAL)
+        try:
+            complete_manifest(path, ending, intervals, shard_set.replaces)
+        except RolloutError as error:
+            return Outcome(error.exit_code, num_steps, message=error.shown(as_flag))
+        except (OSError, RuntimeError) as error:  # HDF5 reports a full disk as RuntimeError.
+            way_out = "make room or move what is there, then the same command continues"
+            words = f"cannot write {path}: {system_words(error)}; {way_out}"
+            return Outcome(StorageError.exit_code, num_steps, message=words)
+        return None
 
     def _await_check(self) -> None:
         """Let the check of what earlier starts wrote come to its end: a file that gets its name is whole."""
@@ -60,51 +160,32 @@ class RunEnd:
                 is_said = True
             time.sleep(LOOK_EVERY_S)
 
-    def fail(self, error: RolloutError) -> int:
-        """Keep what is whole, say what happened, return the exit code."""
-        kept = self._kept(error)
-        if isinstance(error, RankError | PolicyError):
-            say(error.stack)
-        message = error.shown(as_flag)
-        say(f"mpi_rollout: {message}{kept}\n")
-        if not isinstance(error, UsageError):  # After that the status may be another run's.
-            self.tell_failed(error, error.exit_code, message)
-        if self.config.json:
-            self._print(json.dumps({"error": message + kept, "exit_code": error.exit_code}))
-        return error.exit_code
-
     def _kept(self, error: RolloutError) -> str:
         """Keep what is whole after an error; return what is said of that.  The error has what failed then, too."""
         self.monitor.progress.close()
         self.state.is_continuable &= not isinstance(error, NotContinuedError)
-        kept = ""
+        if self.state.writer is None or isinstance(error, StorageError):
+            return ""
         try:
-            if self.state.writer is not None and not isinstance(error, StorageError):
-                kept = self._keep()
-                if kept and isinstance(error, Interrupted) and self._is_resumable:
-                    kept += "; the same command continues"
+            return self._keep()
         except RolloutError as second:
             error.args = (*error.args, "; then ", *second.args)
             error.exit_code = second.exit_code
-        return kept
+            return ""
 
-    def tell_failed(self, error: BaseException, code: int, message: str) -> None:
-        """Write into the status that the run did not come to its end."""
-        state = "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
-        self._tell_status(state, code, message, self.state.num_safe, self._is_resumable)
-
-    def _tell_status(self, state: str, code: int, message: str, num_steps: int, is_resumable: bool = False) -> None:
+    def tell_status(self, state: str, code: int, message: str, num_steps: int, is_resumable: bool = False) -> None:
+        """Write into the status how the run has ended; a first start that came to nothing leaves none."""
         out, part = self.config.path, self.config.path + ".part"
         has_part = os.path.exists(part)
         if state != "complete" and self.status.is_first and not has_part and not is_batch_job():
-            self.status.remove()  # A first start that came to nothing leaves nothing.
+            self.status.remove()
             return
         file = out if state == "complete" else part if has_part else None
         facts = {"exit_code": code, "message": message, "num_steps": num_steps}
         self.status.tell(state, **facts, resumable=has_part and is_resumable, file=file)
 
     @property
-    def _is_resumable(self) -> bool:
+    def is_resumable(self) -> bool:
         return self.state.is_continuable and self.config.trajectories
 
     def _keep(self) -> str:
@@ -170,9 +251,6 @@ class RunEnd:
             policy_kind=kind_of_name(config.policy),
             compression=config.compression,
         )
-
-    def _print_summary(self, figures: RunFigures) -> None:
-        self._print(json.dumps(figures.as_dict()) if self.config.json else "\n".join(fitted(figures.lines(), 4)))
 
     @staticmethod
     def _print(text: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from mpi_rollout.collect.leaders import Leaders
 from mpi_rollout.config import RolloutConfig, part_of_run
-from mpi_rollout.core.teams import Team, shards_of, teams_of
+from mpi_rollout.core.partition import Team, shards_of, teams_of
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.process.console import say
@@ -29,36 +29,18 @@ NODES_VARIABLE = "MPI_ROLLOUT_NODES"  # For trials: so many nodes, whatever host
 
 @dataclass(frozen=True)
 class RankTeam:
-    """The team of this rank.
+    """The team of this rank."""
 
-    Attributes
-    ----------
-    comm
-        The team's ranks; those of the job are called `ranks`.
-    config
-        That of the run whose envs are the team's.
-    team, teams
-        Its ranks and shards, and those of all teams; None where the run writes one file.
-    run
-        What all files of the set of shards have in common.
-    leaders, hosts
-        On the root of a team, the messages to the other ones, and the hosts of the team's ranks.
-    shard_set
-        On the root of the job, the set of shards.
-    numbers
-        The numbers in the job of the ranks that are in teams, if these are not all.
-    """
-
-    comm: "MPI.Intracomm"
-    config: RolloutConfig
+    comm: "MPI.Intracomm"  # Of the team's ranks; those of the job are called `ranks`.
+    config: RolloutConfig  # Of the run whose envs are the team's.
     whole: RolloutConfig
-    team: Team | None = None
-    teams: tuple[Team, ...] = ()
-    run: str = ""
-    leaders: Leaders | None = None
-    hosts: tuple[str, ...] = ()
-    shard_set: "ClaimedSet | None" = None
-    numbers: tuple[int, ...] = ()
+    team: Team  # Its ranks and shards; where the run writes one file, this is the only shard.
+    teams: tuple[Team, ...]
+    run: str = ""  # What all files of the set of shards have in common; "" where the run writes one file.
+    leaders: Leaders | None = None  # On the root of a team, the messages to the other ones.
+    hosts: tuple[str, ...] = ()  # On the root of a team, those of its ranks.
+    shard_set: "ClaimedSet | None" = None  # On the root of the job.
+    numbers: tuple[int, ...] = ()  # The numbers in the job of the ranks that are in teams, if these are not all.
 
     def free(self, comm: "MPI.Intracomm") -> None:
         """Give back the communicators that are not the job's own.  **Collective** of the team."""
@@ -70,12 +52,11 @@ class RankTeam:
     @property
     def widest(self) -> int:
         """The most envs that one file has."""
-        return max((len(envs) for team in self.teams for envs in team.shards), default=self.whole.num_envs)
+        return max(len(envs) for team in self.teams for envs in team.shards)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        own = tuple(range(self.comm.size)) if self.team is None else self.team.ranks
-        return tuple(self.numbers[rank] for rank in own) if self.numbers else own
+        return tuple(self.numbers[rank] for rank in self.team.ranks) if self.numbers else self.team.ranks
 
     @property
     def speaks(self) -> bool:
@@ -89,7 +70,8 @@ def find_team(config: RolloutConfig, comm: "MPI.Intracomm") -> RankTeam:
     RolloutError on all ranks alike, if there is something else where the shards would be.
     """
     if config.storage == "single":
-        return RankTeam(comm, config, config)
+        one = Team(tuple(range(comm.size)), (range(config.num_envs),))
+        return RankTeam(comm, config, config, one, (one,))
     node = os.uname().nodename
     if (simulated := os.environ.get(NODES_VARIABLE, "")).isdigit():
         node = str(comm.rank * int(simulated) // comm.size)
@@ -104,7 +86,7 @@ def find_team(config: RolloutConfig, comm: "MPI.Intracomm") -> RankTeam:
     shard_set, teams, run = (None, None, "") if plan is None else plan
     teams, run = comm.bcast((teams, run), ROOT)
     if teams is None:
-        return RankTeam(comm, single := replace(config, storage="single"), single)
+        return find_team(replace(config, storage="single"), comm)
     team = _joined(replace(config, storage="sharded"), comm, teams, run)
     return replace(team, shard_set=shard_set)
 
@@ -173,6 +155,6 @@ def _joined(config: RolloutConfig, comm: "MPI.Intracomm", teams: tuple[Team, ...
         team,
         teams,
         run,
-        leaders=Leaders(leaders_comm, team.ranks) if leads else None,
+        leaders=Leaders(leaders_comm) if leads else None,
         hosts=tuple(hosts or ()),
     )

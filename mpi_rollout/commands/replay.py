@@ -32,7 +32,6 @@ from mpi_rollout.storage.untrusted import parsed
 from mpi_rollout.text import counted, words_of
 
 ROOM_NBYTES, MOST_ROOM = 2**22, 256  # The size and number of the steps of an episode that are compared at a time.
-HISTORY_WAY_OUT = "without --replay the file can be verified"
 
 
 def replay(path: str, num_episodes: int, seed: int, consent: Consent) -> dict[str, int]:
@@ -179,7 +178,7 @@ def rows_of(stored: StoredRun, row: np.void) -> dict[str, np.ndarray]:
 def replay_history(stored: StoredRun) -> dict[str, int]:
     """Take all steps of envs again whose episodes have no seeds: they cannot begin amid a run.
 
-    DataError if something differs, UsageError if it would take too long, see `collect.replay`.
+    DataError if something differs.
     """
     config, num_steps = stored.config, stored.num_steps
     make, none = maker_of(config), np.zeros(config.num_envs, np.int64)
@@ -187,7 +186,7 @@ def replay_history(stored: StoredRun) -> dict[str, int]:
         check_spaces(stored, envs)
         check_promise(stored, envs)
         past = Past(config.seed, num_steps, none, none, stored.reproducibility)
-        differences = Replay(driver_of(make, envs), past, columns_of(stored)).run(HISTORY_WAY_OUT)
+        differences = Replay(driver_of(make, envs), past, columns_of(stored)).run()
     if differences:
         env, difference = earliest(differences)
         raise DataError(f"{stored.path}: env {env} differs in row {difference}")

@@ -18,21 +18,13 @@ FILES = ("folder", "disk", "SWMR")  # The checks of the file system: BAD ones ha
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check, which is called `check`.
-
-    Parameters
-    ----------
-    state
-        OK; WARN, a run will work but less well than it could; BAD, a run will fail or lose data.
-    figures
-        The numbers in `found`, for programs.
-    """
+    """The result of one check.  WARN: a run will work, but less well than it could; BAD: it will fail or lose data."""
 
     check: str
     found: str
     state: str = OK
     advice: str = ""
-    figures: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)  # The numbers in `found`, for programs.
 
     @property
     def lines(self) -> list[str]:

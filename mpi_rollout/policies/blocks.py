@@ -84,13 +84,7 @@ class BlockPolicy:
         self._uniforms = Uniforms(model_key(seed), self._padded, self._model.num_uniforms)
 
     def __call__(self, observations: Tree, step: int) -> Acted:
-        """Ask the policy for its envs in a step of the run.
-
-        Raises
-        ------
-        ActionError
-            The model gave actions, or a state, of another number of envs.
-        """
+        """Ask the policy for its envs in a step of the run; ActionError if it gives those of another number of envs."""
         for array, leaf in zip(self._given, self._observation_leaves, strict=True):
             array[: self._rows.start], array[self._rows.stop :] = 0, 0  # The model may have written there.
             array[self._rows] = leaf.of(observations)

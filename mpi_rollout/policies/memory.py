@@ -21,13 +21,18 @@ POSITIONAL = Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD
 def names_taken(act: Callable[..., object], num_given: int, name: str) -> frozenset[str]:
     """Return which of state, episode_starts and infos a policy takes, besides its first `num_given` arguments.
 
-    UsageError if it needs its state and cannot tell when to drop it.
+    UsageError if it needs its state and cannot tell when to drop it, or has one of them where others are given.
     """
     try:
         parameters = list(signature(act).parameters.values())
     except (TypeError, ValueError):  # C code may not tell its signature.
         return NONE
     given = [one.name for one in parameters if one.kind in POSITIONAL][:num_given]
+    if misplaced := {STATE, STARTS, INFOS}.intersection(given[1:]):  # Many call observations a state.
+        raise UsageError(
+            Option("policy"), f" {name} takes {min(misplaced)} too early; what a factory returns needs"
+            " act(observations, env_indices, uniforms, ...)",
+        )  # fmt: skip
     others = {one.name: one for one in parameters if one.name not in given and one.kind != Parameter.VAR_KEYWORD}
     names = {STATE, STARTS, INFOS} & others.keys()
     if STATE in names and STARTS not in names:
@@ -55,17 +60,12 @@ class PolicyView:
 
     The row after an episode's end, which only resets the env, counts as a beginning too: the action of that row is
     stored, and must not depend on an episode that a continued run does not know any more.
-
-    Attributes
-    ----------
-    infos
-        Those that came with the last observations, by their names in a file: arrays with the env axis first.
     """
 
     def __init__(self, num_envs: int, has_reset_rows: bool):
         self._has_reset_rows = has_reset_rows
         self._starts, self._ended = np.ones(num_envs, np.bool_), np.zeros(num_envs, np.bool_)
-        self.infos: dict[str, np.ndarray] = {}
+        self.infos: dict[str, np.ndarray] = {}  # Of the last observations, by their names in a file.
         self._older = self.infos
 
     def note_step(self, terminations: np.ndarray, truncations: np.ndarray) -> None:

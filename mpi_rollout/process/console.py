@@ -126,14 +126,9 @@ def say(text: str, number: int = STDERR, patience_s: float = PATIENCE_S) -> None
 
 
 def write(text: str, number: int, patience_s: float = PATIENCE_S) -> None:
-    """Write text to stdout or stderr, after what was printed there before.
+    """Write text to stdout or stderr, after what was printed there before; OSError if it cannot be written.
 
     Characters that the encoding does not have are escaped.
-
-    Raises
-    ------
-    OSError
-        It cannot be written.
     """
     stream = sys.__stdout__ if number == STDOUT else sys.__stderr__
     if stream is None and number not in _held:

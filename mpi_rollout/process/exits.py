@@ -36,13 +36,7 @@ _raised: SystemExit | None = None  # What `sys.exit` raised after `note_exits` w
 
 @contextmanager
 def no_early_end(refuse: Callable[[str], None]) -> Iterator[None]:
-    """Let each call that would end this process end the job instead, with a message.
-
-    Parameters
-    ----------
-    refuse
-        Gets the name of the function that was called; does not return.
-    """
+    """Let each call that would end this process call `refuse` instead, with its name, which does not return."""
     if not _refusals:
         _take_exits()
     _refusals.append(refuse)
@@ -161,13 +155,7 @@ def is_forked() -> bool:
 
 
 def end_if_forked(error: BaseException | None = None) -> None:
-    """End this process if it is not a rank but was forked by an env or a policy.
-
-    Parameters
-    ----------
-    error
-        The exception by which it came back to our code; None if it returned.
-    """
+    """End this process if it was forked by an env or a policy, and came back to our code, by an error or without."""
     if not _is_forked:
         return
     code = exit_code_of(error)
@@ -192,16 +180,10 @@ def _leave(code: int) -> None:
 
 
 class EndsForked:
-    """`with ends_forked:` around a call into the code of others ends the processes that it forks there.
-
-    Attributes
-    ----------
-    is_inside
-        The code of others is running.
-    """
+    """`with ends_forked:` around a call into the code of others ends the processes that it forks there."""
 
     def __init__(self) -> None:
-        self.is_inside = False
+        self.is_inside = False  # The code of others is running.
 
     def __enter__(self) -> None:
         self.is_inside = True

@@ -35,29 +35,15 @@ class Cut(SignalInterrupt):
 
 
 class Handlers:
-    """The signal handlers of this process: they call the program's own handlers, but not during an exchange.
-
-    Attributes
-    ----------
-    guard
-        The connection whose exchange is under way.
-    pending
-        Signals that came during that exchange.
-    num_raised
-        How often a handler of the program raised.
-    seen
-        The handlers that were set at the last look.
-    owner
-        The process that `exit_by_signal` ends.
-    """
+    """The signal handlers of this process: they call the program's own handlers, but not during an exchange."""
 
     def __init__(self) -> None:
-        self.guard: Interrupts | None = None
-        self.pending: list[tuple[int, FrameType | None]] = []
-        self.num_raised = self._num_watching = 0
+        self.guard: Interrupts | None = None  # The connection whose exchange is under way.
+        self.pending: list[tuple[int, FrameType | None]] = []  # Signals that came during that exchange.
+        self.num_raised = self._num_watching = 0  # How often a handler of the program raised; connections.
         self._pending_since_s = 0.0
-        self.seen: tuple[Handler, ...] = ()
-        self.owner = 0
+        self.seen: tuple[Handler, ...] = ()  # The handlers that were set at the last look.
+        self.owner = 0  # The process that `exit_by_signal` ends.
         self.heed = self._heed  # One object, so that it is known again.
         self._own: dict[int, Callable[[int, FrameType | None], object]] = {}
 
@@ -118,21 +104,12 @@ class Interrupts:
     """A guard around each exchange of a connection: `with interrupts:`.  Signals wait until it ends.
 
     A second interrupt, after a second or more, cuts the step of the root's own envs short.  The step has then failed.
-
-    Parameters
-    ----------
-    is_in_envs
-        Tells whether the root's own envs are stepping.
-
-    Attributes
-    ----------
-    is_broken
-        An exchange was left unfinished after all: nobody knows what the ranks wait for.
+    `is_in_envs` tells whether these are stepping.
     """
 
     def __init__(self, is_in_envs: Callable[[], bool]) -> None:
         self.is_in_envs = is_in_envs
-        self.is_broken = False
+        self.is_broken = False  # An exchange was left unfinished after all: nobody knows what the ranks wait for.
         self._num_raised = HANDLERS.num_raised
         self._main_thread = threading.main_thread().ident
         HANDLERS.watch()

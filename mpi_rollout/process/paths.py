@@ -58,13 +58,7 @@ def coming_back() -> Iterator[None]:
 
 
 def load_callable(spec: str, option: Option) -> Callable[..., Any]:
-    """Import what `MODULE:CALLABLE` or `FILE.py:CALLABLE` names.
-
-    Raises
-    ------
-    UsageError
-        There is no such module, file or callable; the message has the reason.
-    """
+    """Import what `MODULE:CALLABLE` or `FILE.py:CALLABLE` names; UsageError says why there is no such callable."""
     target = load_object(spec, option)
     if not callable(target):
         raise UsageError(option, f" {spec} is {type(target).__name__}, not callable")

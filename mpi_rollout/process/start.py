@@ -68,13 +68,7 @@ def end_with_launcher() -> None:
 
 
 def end_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends.
-
-    Parameters
-    ----------
-    parent
-        The process that was the parent; if it has ended already, this process ends now.
-    """
+    """Let the kernel kill this process when its parent ends; at once, if it is `parent` no more."""
     from ctypes import CDLL
 
     CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)

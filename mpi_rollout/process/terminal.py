@@ -17,17 +17,7 @@ TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 
 
 class Terminal:
-    """A terminal to draw on: it never keeps the program waiting, and it may go away.
-
-    Attributes
-    ----------
-    is_gone
-        Nothing can be written to it any more.
-    encoding
-        The encoding of its text.
-    clear
-        Clears the line of the cursor.
-    """
+    """A terminal to draw on: it never keeps the program waiting, and it may go away (`is_gone`)."""
 
     clear = CLEAR_LINE
 

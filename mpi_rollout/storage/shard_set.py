@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
 from mpi_rollout.config import RolloutConfig, part_of_run
-from mpi_rollout.core.teams import Team
+from mpi_rollout.core.partition import Team
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
 from mpi_rollout.storage.checked_file import identity_of

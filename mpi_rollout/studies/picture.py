@@ -9,7 +9,7 @@ import numpy as np
 from mpi_rollout.commands import style
 from mpi_rollout.errors import DataError
 from mpi_rollout.studies.report import Analysis, PointFigures, analyses, disturbance, title
-from mpi_rollout.studies.statistics import NoFit, reaches
+from mpi_rollout.studies.statistics import reaches
 from mpi_rollout.studies.study import PHASES
 from mpi_rollout.studies.study_file import StudyFile, read_study
 from mpi_rollout.text import counted
@@ -50,7 +50,7 @@ def _words(file: StudyFile, several: list[Analysis]) -> list[str]:
     subject, _, place = title(file).partition(", ")
     if (base := several[0].base) is None:
         return [subject[0].upper() + subject[1:], place, *disturbance(several)]
-    points = [(analysis.fit_points or analysis.points)[-1] for analysis in several]
+    points = [(analysis.uncrowded or analysis.points)[-1] for analysis in several]
     speed_up, ranks = max((point.speed_up.median, point.num_ranks) for point in points if point.speed_up)
     who = f"{counted(ranks, 'rank')} make{'s' * (ranks == 1)}"
     headline = f"{who} {speed_up:.3g} times as many env steps as one bare loop: {subject}"
@@ -64,8 +64,6 @@ def _plot_speed_ups(axes: "Axes", several: list[Analysis], base: float) -> None:
     axes.plot(ranks, ideal, "--", color=style.GREY, linewidth=1, label="ideal")
     limits = [point.limit.median / base for point in several[0].points]
     axes.plot(ranks, limits, "x", color=style.DARK, markersize=6, label="bare loops on all ranks at once")
-    if len(several) == 1:
-        _plot_law(axes, several[0])
     _plot_points(axes, several, "speed_up")
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter("{x:g}")
@@ -74,23 +72,6 @@ def _plot_speed_ups(axes: "Axes", several: list[Analysis], base: float) -> None:
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** 0.35)  # Room for the legend, whatever the points.
     style.legend(axes, loc="upper left", borderaxespad=0)
-
-
-def _plot_law(axes: "Axes", analysis: Analysis) -> None:
-    """Draw the curve of Amdahl's or Gustafson's law, where it could be fitted."""
-    name, law = analysis.law, analysis.fit
-    if isinstance(law, NoFit):
-        return
-    x = np.geomspace(1, max(point.ideal for point in analysis.fit_points), 100)
-    y = 1 / (law.serial + law.parallel / x) if name == "Amdahl" else law.serial + law.parallel * x
-    axes.plot(
-        x * analysis.study.ranks_per_env,
-        y,
-        "-",
-        color=style.GREY,
-        linewidth=1.5,
-        label=f"{name}, serial {law.serial_fraction:.3g}",
-    )
 
 
 def _plot_efficiencies(axes: "Axes", several: list[Analysis], base: float) -> None:

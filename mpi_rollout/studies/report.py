@@ -1,18 +1,15 @@
-"""What the samples of a study of scaling show: medians with intervals, speed-ups, fits; and all that as text.
+"""What the samples of a study of scaling show: medians with intervals, speed-ups; and all that as text.
 
 The base case is absolute: what a bare loop does on one rank, measured by the study's own jobs of one rank, one
 sample a job.  A job of more ranks is compared with that, not with this program on one rank.  Where several ranks make
 each env, these stand for the one rank.
 """
 
-from functools import cached_property
 from statistics import median
-
-import numpy as np
 
 from mpi_rollout.options import AUTO
 from mpi_rollout.studies import statistics
-from mpi_rollout.studies.statistics import Fit, Interval, NoFit, median_interval
+from mpi_rollout.studies.statistics import Interval, median_interval
 from mpi_rollout.studies.study import PHASES, Sample
 from mpi_rollout.studies.study_file import StudyFile, place_and_time
 from mpi_rollout.text import aligned, counted
@@ -25,10 +22,7 @@ CAUSES = {
     "policy": "on the root",
     "write": "writing the file",
 }
-COLUMNS = (
-    *("ranks", "envs", "jobs", "env steps/s", "speed-up", "efficiency"),
-    *("of limit", "load balance", "comm. eff."),
-)
+COLUMNS = "ranks", "envs", "jobs", "env steps/s", "speed-up", "efficiency", "of limit"
 
 
 class PointFigures:
@@ -36,9 +30,8 @@ class PointFigures:
 
     `limit` is env steps per second of bare loops on all of these ranks at once.  `speed_up` and `efficiency` are None
     without a base case, `losses` empty: the shares that take the efficiency from 1 to what it is, all phases but `env`,
-    and `env` as far as an env step takes longer than in the base case.  `load_balance` and `communication_efficiency`
-    are the POP project's (pop-coe.eu): the ranks' mean time in envs over the busiest rank's, and that over the run's.
-    `cpu_share` is of the rank that had the least of a core.  The efficiency is the speed-up over the `ideal` one.
+    and `env` as far as an env step takes longer than in the base case.  `cpu_share` is of the rank that had the least
+    of a core.  The efficiency is the speed-up over the `ideal` one.
     """
 
     def __init__(self, jobs: list[Sample], base: Interval | None, ranks_per_env: int):
@@ -50,11 +43,7 @@ class PointFigures:
         self.of_limit = median(job.env_steps_per_s / _bare(job) for job in jobs)
         self.speed_up = statistics.ratio(self.rate, base) if base else None
         self.efficiency = self.speed_up.scaled(1 / self.ideal) if self.speed_up else None
-        useful_s = [np.array([rank.env_s for rank in job.ranks]) for job in jobs]
-        self.load_balance = median(each.mean() / each.max() for each in useful_s)
-        busiest = zip(useful_s, jobs, strict=True)
-        self.communication_efficiency = median(each.max() / job.seconds for each, job in busiest)
-        self.cpu_share = median(min(rank.cpu_share for rank in job.ranks) for job in jobs)
+        self.cpu_share = median(job.cpu_share for job in jobs)
         self.shares = {name: median(getattr(job, f"{name}_s") / job.seconds for job in jobs) for name in PHASES}
         self.losses: dict[str, float] = {}
         if base:
@@ -95,25 +84,9 @@ class Analysis:
         return f"no job of {f'{ranks} ranks' if ranks > 1 else 'one rank'} gave a result"
 
     @property
-    def fit_points(self) -> list[PointFigures]:
+    def uncrowded(self) -> list[PointFigures]:
         """The points without those of more ranks than cores, which show how the scheduler works."""
         return [point for point in self.points if not point.oversubscribed]
-
-    @property
-    def law(self) -> str:
-        """Whose law is fitted."""
-        return "Amdahl" if self.study.kind == "strong" else "Gustafson"
-
-    @cached_property
-    def fit(self) -> Fit | NoFit:
-        """The law of this kind of study, or why there is no fit."""
-        if self.base is None:
-            return NoFit(f"no base case: {self.no_base}")
-        try:
-            speed_ups = {point.ideal: point.speed_up.median for point in self.fit_points if point.speed_up}
-            return statistics.fit(self.study.kind, speed_ups)
-        except NoFit as error:
-            return error
 
 
 def analyses(file: StudyFile) -> list[Analysis]:
@@ -140,7 +113,7 @@ def lines(file: StudyFile) -> list[str]:
                 "between their nodes or hours is not in the ranges"
             )
     for analysis, label in some:
-        text += [*label, f"{analysis.law}'s law: {_fit_words(analysis.fit)}", cause(analysis.fit_points)]
+        text += [*label, cause(analysis.uncrowded)]
     return text + file.failures
 
 
@@ -173,8 +146,6 @@ def _cells(point: PointFigures) -> tuple[str, ...]:
         point.speed_up.shown(".2f") if point.speed_up else "-",
         point.efficiency.shown(".3f") if point.efficiency else "-",
         f"{point.of_limit:.3f}",
-        f"{point.load_balance:.3f}",
-        f"{point.communication_efficiency:.3f}",
     )
 
 
@@ -190,13 +161,13 @@ def notes(several: list[Analysis]) -> list[str]:
         "of limit: of bare loops on all ranks at once, in the same job",
     ]
     if any(point.oversubscribed for point in points):
-        text.append("* more ranks than cores: such points are in no fit and show no scaling")
+        text.append("* more ranks than cores: such points show no scaling")
     return text + disturbance(several)
 
 
 def disturbance(several: list[Analysis]) -> list[str]:
     """Return a line if ranks that should have had cores of their own, and never sleep to wait, had less."""
-    points = [point for analysis in several for point in analysis.fit_points]
+    points = [point for analysis in several for point in analysis.uncrowded]
     share = min((point.cpu_share for point in points if not point.slept), default=1.0)
     if share >= QUIET:
         return []
@@ -204,13 +175,6 @@ def disturbance(several: list[Analysis]) -> list[str]:
         f"a rank had no more than {share:.2f} of a core: its envs sleep, or other work ran on this machine and these "
         "figures are not this program's"
     ]
-
-
-def _fit_words(fit: Fit | NoFit) -> str:
-    if isinstance(fit, NoFit):
-        return f"no fit: {fit}"
-    checked = f"within {100 * fit.worst_error:.1f} %; the largest, held out, {100 * fit.held_out_error:+.1f} %"
-    return f"serial fraction {fit.serial_fraction:.4f} ({checked})"
 
 
 def cause(points: list[PointFigures]) -> str:

@@ -1,22 +1,15 @@
 """The statistics of studies, as functions of numbers.
 
-Sources: Hoefler and Belli, Scientific Benchmarking of Parallel Computing Systems (SC 2015), for intervals and what to
-state; Amdahl (1967) and Gustafson (1988) for the models; Extra-P for how many points a model needs.
+Source: Hoefler and Belli, Scientific Benchmarking of Parallel Computing Systems (SC 2015), for intervals and what to
+state.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from mpi_rollout.text import counted
-
 CONFIDENCE = 0.95
-NEEDED_POINTS = 5  # Extra-P asks for as many before it makes a model.
-
-
-class NoFit(ValueError):
-    """The points do not carry the model that was asked for; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -65,40 +58,3 @@ def ratio(over: Interval, under: Interval) -> Interval:
     """
     coverage = max(0.0, over.coverage + under.coverage - 1)
     return Interval(over.median / under.median, over.low / under.high, over.high / under.low, coverage)
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A serial and a parallel part, by least squares of relative errors.
-
-    `worst_error` is the largest relative error at a point of the fit; `held_out_error` that at the largest number of
-    ranks, of the same model fitted without that point.
-    """
-
-    serial: float
-    parallel: float
-    worst_error: float
-    held_out_error: float
-
-    @property
-    def serial_fraction(self) -> float:
-        """The serial part's share of one rank's time."""
-        return self.serial / (self.serial + self.parallel)
-
-
-def fit(kind: str, speed_ups: Mapping[int, float]) -> Fit:
-    """Fit the law of a study of this kind to speed-ups by number of ranks; NoFit if there are too few.
-
-    "strong" is Amdahl's: serial + parallel / num_ranks are the run times, in units of the base case's.  Two parts, not
-    one: what this program adds to a bare loop on one rank is not the part that does not scale.  "weak" is Gustafson's:
-    serial + parallel * num_ranks are the speed-ups, of a size that grows with the ranks.
-    """
-    if len(speed_ups) < NEEDED_POINTS:
-        raise NoFit(f"{counted(len(speed_ups), 'point')}, {NEEDED_POINTS} are needed")
-    x, y = np.array(sorted(speed_ups.items()), float).T
-    if kind == "strong":
-        x, y = 1 / x, 1 / y
-    line = np.polyfit(x, y, 1, w=1 / y)
-    errors = np.polyval(line, x) / y - 1
-    held_out = np.polyval(np.polyfit(x[:-1], y[:-1], 1, w=1 / y[:-1]), x[-1]) / y[-1] - 1
-    return Fit(float(line[1]), float(line[0]), float(np.abs(errors).max()), float(held_out))

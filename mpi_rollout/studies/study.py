@@ -41,26 +41,6 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Rank:
-    """One rank of a job: its cores as `0-3,8`, and its seconds by `mpi_rollout.process.clock.PHASES`.
-
-    `cpu_share` is processor time over time: 1 for what spins while it waits, if nobody else runs on its core.
-    """
-
-    rank: int
-    host: str
-    cores: str
-    num_envs: int
-    cpu_share: float
-    env_s: float
-    policy_s: float
-    send_s: float
-    wait_s: float
-    gather_s: float
-    write_s: float
-
-
-@dataclass(frozen=True)
 class Sample:
     """One job.  If it failed, `error` says why, and what it did not report is 0 or empty.
 
@@ -75,6 +55,9 @@ class Sample:
         Some host had more ranks than cores for them.
     slept
         Ranks slept while they waited: they have less than a core also where nobody disturbs them.
+    cpu_share
+        Processor time over time of the rank that had the least: 1 for what spins while it waits, if nobody else runs
+        on its core.
     fragment_length, inference
         The largest number of steps between two exchanges; who chose the actions in the end, root or workers.
     limit
@@ -101,7 +84,7 @@ class Sample:
     mpi_library: str = ""
     fragment_length: int = 1
     inference: str = "root"
-    ranks: tuple[Rank, ...] = ()
+    cpu_share: float = 1.0
     limit: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
@@ -139,28 +122,11 @@ def sample_of(point: Point, started: str, num_cores: int, outcome: Summary) -> S
         started=started,
         hosts=", ".join(dict.fromkeys(rank["host"] for rank in ranks)),
         oversubscribed=per_core > 1,
-        ranks=tuple(_rank_of(rank, env_s) for rank, env_s in zip(ranks, outcome["step_s"], strict=True)),
+        cpu_share=min(rank["cpu_share"] for rank in ranks),
         limit=tuple((float(rate), float(bare)) for rate, bare in outcome["limit"]),
         **{name: outcome[name] for name in _REPORTED if name in outcome},
         **{f"{name}_s": losses.get(share, 0.0) * outcome["seconds"] for name, share in PHASES.items()},
     )
-
-
-def _rank_of(rank: Summary, env_s: float) -> Rank:
-    seconds = {f"{name}_s": rank["seconds"][name] for name in ("policy", "send", "wait", "gather", "write")}
-    reported = {name: rank[name] for name in ("rank", "host", "num_envs", "cpu_share")}
-    return Rank(cores=ranges(rank["cores"]), env_s=env_s, **reported, **seconds)
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Write ascending numbers as `0-3,8`."""
-    ends: list[list[int]] = []
-    for number in numbers:
-        if ends and number == ends[-1][1] + 1:
-            ends[-1][1] = number
-        else:
-            ends.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,9 @@ def _checked(path: str, contents: dict[str, Any]) -> StudyFile:
     stored = {name: contents[name] for name in ("study", "facts", "origin", "samples")}
     stored["study"]["run"] = renamed(stored["study"]["run"])
     for sample in stored["samples"]:
-        sample.pop("binding", None)  # Of older files: it follows from the ranks' cores.
+        sample.pop("binding", None)  # Older files have this, and each rank.
+        if ranks := sample.pop("ranks", None):
+            sample["cpu_share"] = min(rank["cpu_share"] for rank in ranks)
     file: StudyFile = _decoded(stored, StudyFile)
     if missing := {"cpu_model", "num_cores", "command", "host", "started"} - {*file.facts, *file.origin}:
         raise ContentError(f"it has no {min(missing)}")

@@ -6,12 +6,9 @@ Every way to run it has a job.  Those that are far slower than the fastest are l
 import shlex
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-
-import gymnasium
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.option_values import check_seconds
@@ -33,7 +30,7 @@ CALIBRATIONS = 3  # The most calibrations: the first one has too few steps to sh
 LIMIT_SHARE = 1 / 30  # The share of a job's seconds that each measurement of the limit takes.
 
 
-def candidates(ranks: Sequence[int], num_envs: int, is_native: bool, in_fragments: bool) -> tuple[Point, ...]:
+def candidates(ranks: Sequence[int], num_envs: int, in_fragments: bool) -> tuple[Point, ...]:
     """Return all ways with these numbers of ranks, ascending; one rank more where the root steps no envs.
 
     With `in_fragments` the ranks choose the actions, and can do so for several steps at a time.
@@ -47,27 +44,12 @@ def candidates(ranks: Sequence[int], num_envs: int, is_native: bool, in_fragment
         ways += [(most, options) for options in overlapping]
         for num_ranks in (most, most + 1) if most > 2 else (most + 1,):
             ways += [(num_ranks, {"root_envs": 0, **options}) for options in overlapping]
-    if is_native:
-        ways += [(num_ranks, {"vectorization_mode": "vector_entry_point"}) for num_ranks in sorted({1, most})]
     return tuple(
         Point(num_ranks, tuple(options.items()))
         for num_ranks, options in ways
         # `Division` asks for it: each rank that steps envs needs one for each group.
         if (num_ranks - ("root_envs" in options)) * options.get("num_groups", 1) <= num_envs
     )
-
-
-def _has_native(env: str | None) -> bool:
-    """Tell whether a registered env has a vectorized version of its own; ALE's is another task."""
-    with suppress(Exception):  # The first job says what is wrong with the env.
-        if (env or "").rpartition(":")[2].startswith("ALE/"):
-            return False
-        return gymnasium.spec(env or "").vector_entry_point is not None
-    return False
-
-
-def _is_native(point: Point) -> bool:
-    return "vectorization_mode" in dict(point.options)
 
 
 def _more_envs(study: Study, most: int) -> Point:
@@ -107,14 +89,14 @@ def rate_points(samples: Sequence[Sample]) -> list[Rating]:
 
 
 def choose(ratings: Sequence[Rating]) -> Rating:
-    """Return the simplest that ties with the fastest: the same data on any ranks, few options, few ranks."""
+    """Return the simplest that ties with the fastest: few options, few ranks."""
     ties = [rating for rating in ratings if rating.is_tie]
-    return min(ties, key=lambda each: (_is_native(each.point), len(each.point.options), each.point.num_ranks))
+    return min(ties, key=lambda each: (len(each.point.options), each.point.num_ranks))
 
 
-def limit_of(samples: Sequence[Sample], most: int, is_native: bool) -> float:
+def limit_of(samples: Sequence[Sample], most: int) -> float:
     """Return the env steps per second of bare loops on all ranks at once; 0 where no job measured it."""
-    on_all = [each for each in samples if each.point.num_ranks == most and _is_native(each.point) == is_native]
+    on_all = [each for each in samples if each.point.num_ranks == most]
     limits = [bare for each in on_all if "root_envs" not in dict(each.point.options) for _, bare in each.limit]
     return median(limits) if limits else 0.0
 
@@ -130,8 +112,7 @@ def tune(run: Options, ranks: Sequence[int], trial_s: float, jobs: JobOptions) -
     ranks = ranks or _usual_ranks(num_envs)
     first = Study("tune", (Point(ranks[-1]),), num_envs, run, jobs)  # Refuses what every job would refuse.
     config = first.config(first.points[0], "run.h5")
-    is_native = config.episode_seeds and _has_native(config.env)  # --no-episode-seeds is for single envs.
-    points = candidates(ranks, num_envs, is_native, config.acts_on_ranks)
+    points = candidates(ranks, num_envs, config.acts_on_ranks)
     if not isinstance(run["env_kwargs"], list):  # It has one element for each env.
         points += (_more_envs(first, ranks[-1]),)
     study = replace(first, points=points)
@@ -204,9 +185,10 @@ def lines(file: StudyFile, most: int) -> list[str]:
     text = [f"{study.env_name}, {counted(study.size, 'env')}, {counted(steps, 'step')} a job: {where}", ""]
     if not ratings:
         return [*text, *file.failures, "no way to run it gave a result"]
+    limit = limit_of(samples, most)
     cells = [("options", "jobs", "env steps/s", "of the fastest", "of the limit")]
     for rating in ratings:
-        median, limit = rating.rate.median, limit_of(samples, most, _is_native(rating.point))
+        median = rating.rate.median
         share = f"{median / ratings[0].rate.median:.3f}" + " tie" * (rating.is_tie and rating is not ratings[0])
         of_limit = f"{median / limit:.3f}" if limit else "-"
         cells.append((rating.point.way, str(rating.num_jobs), rating.rate.shown(",.0f"), share, of_limit))
@@ -219,12 +201,7 @@ def lines(file: StudyFile, most: int) -> list[str]:
             f"{100 * coverage:.0f} %; tie: these jobs do not tell it from the fastest; what had one job was below "
             f"{LEAST_RATE:g} of the fastest; of the limit: of bare loops on {counted(most, 'rank')} at once"
         )
-    chosen = choose(ratings).point
-    text += [*aligned(cells), note, *file.failures, "", f"use: {command(study, chosen)}"]
-    if _is_native(chosen):
-        text.append("its data depend on the number of ranks: with vector_entry_point a rank's envs share one generator")
-        if others := rate_points([sample for sample in samples if not _is_native(sample.point)]):
-            text.append(f"for the same data on any number of ranks: {command(study, choose(others).point)}")
+    text += [*aligned(cells), note, *file.failures, "", f"use: {command(study, choose(ratings).point)}"]
     return text + _what_helps(file, most)
 
 

@@ -6,8 +6,9 @@ served by the same ranks.  In one process `envs = connect(...)` is enough.
 """
 
 import os
+from dataclasses import fields
 from inspect import cleandoc
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode
 
@@ -17,6 +18,7 @@ from mpi_rollout.envs.wrapping import Wrappers
 from mpi_rollout.errors import Option, RolloutError
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.infos import Infos
+from mpi_rollout.options import SharedOptions
 from mpi_rollout.process.start import end_with_launcher
 from mpi_rollout.train.connection import Connection
 from mpi_rollout.train.request import PolicyArgument, Request, check_arguments
@@ -24,29 +26,6 @@ from mpi_rollout.train.vector_env import MPIVectorEnv
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-
-class Options(TypedDict, total=False):
-    """Options that a run has on the command line as well, with the same meaning and default: see `run --help`.
-
-    An env that is made again has no values of `set_attr`, and a generator that nobody has seeded; with infos="all",
-    what failed is its info "env_error".
-    """
-
-    vectorization_mode: str
-    num_groups: int
-    batch_size: int | None
-    root_envs: int | None
-    policy_mode: str
-    policy_kwargs: dict[str, object]
-    policy_device: str
-    policy_block: int | None
-    trust_policy: bool
-    wait: str
-    compression: str
-    max_env_restarts: int
-    env_timeout_s: float | None
-    env_checks: str
 
 
 def connect(
@@ -64,12 +43,15 @@ def connect(
     record: str | os.PathLike[str] | None = None,
     comm: "MPI.Intracomm | None" = None,
     timeout_s: float = 300.0,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> Connection | MPIVectorEnv:
     """Connect all ranks' envs to a trainer.  **Collective**: all ranks call it, with the same arguments.
 
     `comm` has the ranks, COMM_WORLD by default, its rank 0 being the root; `timeout_s` is how long they wait for each
-    other; `options` are `mpi_rollout.train.connect.Options`.
+    other.  `options` have the names, meanings and defaults of `run --help`:
+    OPTIONS.
+    An env that is made again has no values of `set_attr`, and a generator that nobody has seeded; with infos="all",
+    what failed is its info "env_error".
 
     With several ranks this returns a context manager: on the root it gives a `MPIVectorEnv`, on other ranks None, when
     all is over.  With one rank it returns a `MPIVectorEnv`, which may be used in a `with` statement or without; then it
@@ -94,7 +76,10 @@ def connect(
 
 if connect.__doc__ and Request.__doc__:  # help(connect) shows what a request describes, too.
     described = cleandoc(Request.__doc__).partition("\n\n")[2]
-    connect.__doc__ = cleandoc(connect.__doc__).replace("Raises\n", f"{described}\n\nRaises\n")
+    names = ", ".join(own.name for own in fields(SharedOptions))
+    connect.__doc__ = (
+        cleandoc(connect.__doc__).replace("OPTIONS", names).replace("Raises\n", f"{described}\n\nRaises\n")
+    )
 
 
 def _connect(request: Request, comm: "MPI.Intracomm | None", timeout_s: float) -> Connection | MPIVectorEnv:

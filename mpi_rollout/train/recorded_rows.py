@@ -16,17 +16,7 @@ OWN_ACTION = -1  # The version of the policy where the trainer gave the action.
 class RecordedRows:
     """Rows in blocks, in the order of their steps.  States are observations, and the infos that are stored.
 
-    Parameters
-    ----------
-    make_block
-        Makes another block, where all are open: a fragment is long, or slow ranks are far behind others.
-
-    Attributes
-    ----------
-    blocks
-        Where they are.
-    num_ends
-        Of episodes, in the rows that the writer has, if no reset followed.  `num_last` are those in the last row.
+    `make_block` makes another block where all are open: a fragment is long, or slow ranks are far behind others.
     """
 
     def __init__(self, writer: Writer, make_block: Callable[[], Block], mode: AutoresetMode):
@@ -36,8 +26,10 @@ class RecordedRows:
         self.blocks = Blocks(self._acquire)
         self.at = self.blocks.at
         self._num_blocks = NUM_BLOCKS  # All blocks: open, free, and with the writer.
-        self._kept: list[tuple[int, np.ndarray, list[np.ndarray]]] = []
-        self.num_ends = self.num_last = self._num_seen = 0
+        self._cut: dict[int, np.ndarray] = {}  # By step, which envs were reset after it: their final states are there.
+        # Ends of episodes in the rows that the writer has, if no reset followed, and those in the last one of them.
+        self.num_ends = self.num_last = 0
+        self._num_seen = 0
 
     def _acquire(self, num_open: int) -> Block:
         if num_open == self._num_blocks:
@@ -67,11 +59,10 @@ class RecordedRows:
         """Keep the last states of envs that are reset after a step; truncate the episodes that are running."""
         (before, row), (after, next_row) = self.at(step), self.at(step + 1)
         before.truncations[row, envs[is_running]] = True
-        if self._has_finals_behind:
-            self._kept.append((step, envs, [array[next_row, envs] for array in after.shown_arrays]))
-        else:  # The other envs have their last observation already.
-            for final, states in zip(before.final_arrays, after.shown_arrays, strict=True):
-                final[row, envs[is_running]] = states[next_row, envs[is_running]]
+        self._cut.setdefault(step, np.zeros(before.truncations.shape[1], np.bool_))[envs] = True
+        ended = envs if self._has_finals_behind else envs[is_running]  # The others have their last states already.
+        for final, states in zip(before.final_arrays, after.shown_arrays, strict=True):
+            final[row, ended] = states[next_row, ended]
 
     def hand_in(self, num_final: int, commits: bool = False) -> None:
         """Give the writer the blocks whose rows are final; with `commits`, all rows that are."""
@@ -88,7 +79,10 @@ class RecordedRows:
         start, self._num_seen = max(self._num_seen - block.start, 0), block.start + stop
         if start == stop:
             return
-        rows, envs = np.nonzero(block.terminations[start:stop] | block.truncations[start:stop])
+        ended = block.terminations[start:stop] | block.truncations[start:stop]
+        for step in [step for step in self._cut if step < block.start + stop]:
+            ended[step - block.start - start] &= ~self._cut.pop(step)
+        rows, envs = np.nonzero(ended)
         rows += start
         self.num_ends, self.num_last = self.num_ends + len(rows), int(np.count_nonzero(rows == stop - 1))
         if not (self._has_finals_behind and len(rows)):
@@ -100,17 +94,3 @@ class RecordedRows:
             last = envs[rows == stop - 1]
             for final, states in zip(block.final_arrays, after.shown_arrays, strict=True):
                 final[-1, last] = states[next_row, last]
-        self._put_kept(block, stop)
-
-    def _put_kept(self, block: Block, stop: int) -> None:
-        """Restore final states that resets overwrote."""
-        rest = []
-        for step, envs, arrays in self._kept:
-            if step < block.start + stop:
-                for final, array in zip(block.final_arrays, arrays, strict=True):
-                    final[step - block.start, envs] = array
-                self.num_ends -= len(envs)
-                self.num_last -= len(envs) * (step == block.start + stop - 1)
-            else:
-                rest.append((step, envs, arrays))
-        self._kept = rest

@@ -16,12 +16,11 @@ from jobs import CLONE, is_hydra, job_environment, launcher, run_job
 
 from mpi_rollout.collect.team import NODES_VARIABLE
 from mpi_rollout.studies.jobs import JobOptions
-from mpi_rollout.studies.statistics import NoFit
 from mpi_rollout.studies.study_file import StudyFile, read_study
 
 sys.path += [str(CLONE / "benchmarks"), str(CLONE / "benchmarks" / "model")]  # After the helpers of tests.
 
-from fits import ExchangePoint, calibrate, fit_ready, fit_writes, non_negative
+from fits import ExchangePoint, NoFit, calibrate, fit_ready, fit_writes, non_negative
 from measuring import compiled
 from model_study import Fitting, make_study
 from sleeping import SleepingEnv

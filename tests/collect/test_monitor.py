@@ -6,12 +6,12 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from mpi_rollout.collect.leaders import GOODBYE, STOP_TAG, Leaders, Outcome
+from mpi_rollout.collect.leaders import STOP_TAG, Leaders, Outcome
 from mpi_rollout.collect.monitor import LostRank, LostRanks, Monitor, RunState
-from mpi_rollout.collect.progress import Slowest
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
 from mpi_rollout.errors import Interrupted, RankLost
+from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.process.clock import PHASES
 
 pytestmark = pytest.mark.any_mpi
@@ -31,7 +31,7 @@ def state() -> RunState:
 @pytest.fixture
 def monitor(driver: SimpleNamespace, state: RunState) -> Monitor:
     config = RolloutConfig(env="CartPole-v1", progress="none")
-    monitor = Monitor(config, driver, state, MagicMock())
+    monitor = Monitor(config, driver, state, MagicMock(), Leaders(SingleRankComm()))
     monitor.progress = MagicMock(every_s=1.0)
     return monitor
 
@@ -65,40 +65,35 @@ class Others:
     rank, size = 0, 3
 
     def __init__(self):
-        self.told: dict[int, list[float]] = {}
+        self.told: list[tuple[int, object]] = []
 
-    def Irecv(self, room: np.ndarray, rank: int, _tag: int) -> "Others":  # noqa: N802
-        self.room = {**getattr(self, "room", {}), rank: room}
-        return self
+    def iprobe(self, tag: int) -> bool:
+        return bool(self.told)
 
-    def Testsome(self, _requests: list["Others"]) -> list[int]:  # noqa: N802
-        ranks = sorted(self.told)
-        for rank in ranks:
-            self.room[rank][:] = self.told.pop(rank)
-        return [rank - 1 for rank in ranks]
+    def recv(self, tag: int) -> tuple[int, object]:
+        return self.told.pop(0)
 
     def Send(self, _sign: np.ndarray, rank: int, tag: int) -> None:  # noqa: N802
         if tag == STOP_TAG:
-            self.told[rank] = [0, 0, 0, 0, 0, GOODBYE]
+            self.told.append((rank, None))
 
-    def recv(self, source: int, tag: int) -> Outcome:
-        return Outcome(0, 30)
+
+ENDED = Outcome(0, 30)
 
 
 def test_what_is_shown_of_shards_is_of_all_once_all_have_told_it(monitor: Monitor, driver: SimpleNamespace):
     others = Others()
-    monitor._leaders = leaders = Leaders(others, (0, 3, 6))
+    monitor._leaders = leaders = Leaders(others)
     look(monitor, driver, 100.0, 0)
-    others.told = {1: [2, 2, 50, np.nan, 0, 0], 2: [9, 9, 80, 10, 0, 0]}
+    others.told = [(1, (2, 2, 50, np.nan, 0)), (2, (9, 9, 80, 10, 0))]
     look(monitor, driver, 101.5, 150)
     assert leaders.intervals == [] and not monitor.progress.tell.called
-    others.told = {1: [4, 3, 60, 20, 0, 0]}
+    others.told = [(1, (4, 3, 60, 20, 0))]
     look(monitor, driver, 102.0, 200)
     assert leaders.intervals == [(2.0, 200 + 60 + 80, 100.0 + 20.0 + 10.0)]
     [done] = monitor.progress.tell.call_args.args
-    assert (done.steps, done.env_steps, done.env_steps_per_s) == ("1 to 9", 340, 130.0)
-    assert Slowest().since(done.step_s, done.ranks) == "slowest rank 3 (5.0x median)"
-    others.told = {2: [0, 0, 0, 0, 0, 1]}  # Its end.
+    assert (done.steps, done.env_steps, done.env_steps_per_s) == ("1 to 9", 340, 170.0)
+    others.told = [(2, ENDED)]
     look(monitor, driver, 102.5, 250)
     assert leaders.intervals[1:] == [(2.5, 250 + 60 + 80, 100.0 + 20.0)] and leaders.steps == (1, 30)
 
@@ -113,19 +108,19 @@ def test_the_first_leader_looks_after_teams_that_go_on_when_its_own_has_ended(
 
     def look_after() -> None:
         if not (more := next(seconds, None)):
-            others.told = {1: [0, 0, 0, 0, 0, 1], 2: [0, 0, 0, 0, 0, 1]}
+            others.told = [(1, ENDED), (2, ENDED)]
             return
         now_s[0] += more
-        monitor.look_after_others(leaders)
-        others.told = {1: [4, 3, 60, 20, 0, 0], 2: [9, 8, 80, 10, 0, 0]}
+        monitor.look_after_others()
+        others.told = [(1, (4, 3, 60, 20, 0)), (2, (9, 8, 80, 10, 0))]
 
-    outcomes = leaders.settle(Outcome(0, 30), look_after)
+    outcomes = leaders.settle(ENDED, look_after)
     assert len(outcomes) == 3 and leaders.intervals == [(0.5, 140, 30.0), (3.5, 140, 30.0)]
     assert [call.args[0].steps for call in monitor.progress.tell.call_args_list] == ["4 to 30"]
     assert [call.kwargs["num_steps"] for call in monitor._status.tell.call_args_list] == [0, 3]
     monitor._deadline = MagicMock(reason="--max-walltime", is_near=lambda *_: True)
     with pytest.raises(Interrupted, match=r"rank 0 \(.*\): stopped for --max-walltime"):
-        monitor.look_after_others(leaders)
+        monitor.look_after_others()
 
 
 def test_a_pause_is_in_no_interval(monitor: Monitor, driver: SimpleNamespace, state: RunState):

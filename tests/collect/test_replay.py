@@ -20,7 +20,6 @@ from mpi_rollout.collect.replay import (
     Replay,
     bring_back,
     check_columns,
-    check_history,
     check_promise,
     load,
     rows_differ,
@@ -258,13 +257,6 @@ def test_an_env_differs_if_one_of_its_bytes_does(place: tuple[int, int, int]):
 def test_nan_is_equal_to_itself_and_zero_is_not_minus_zero():
     first, second = np.array([[np.nan, 0.0, 1.0]]), np.array([[np.nan, -0.0, 1.0]])
     assert rows_differ(first, second).tolist() == [[False, True, False]]
-
-
-def test_a_history_that_would_take_longer_than_half_an_hour_is_refused_once_that_can_be_told():
-    check_history(5.0, 1, 10**9, "go")  # It is too early to tell.
-    check_history(6.0, 10, 3000, "go")
-    with pytest.raises(UsageError, match=r"all of their 3,010 steps, .* take 30 minutes .* 30 are the most; go$"):
-        check_history(6.0, 10, 3010, "go")
 
 
 # What a continued run has of before.

@@ -5,11 +5,14 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+from single_rank import single_team
 
+from mpi_rollout.collect.leaders import Leaders
 from mpi_rollout.collect.monitor import RunState
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import DataError, Interrupted, Option, RolloutError, StorageError, UsageError, as_flag
+from mpi_rollout.exchange.single_rank import SingleRankComm
 
 pytestmark = pytest.mark.any_mpi
 
@@ -18,7 +21,8 @@ def run_end(folder: Path, state: RunState, as_json: bool = False) -> tuple[RunEn
     """One of a run that is continued: a first start that came to nothing leaves no status."""
     config = RolloutConfig(env="CartPole-v1", out=str(folder / "run.h5"), json=as_json)
     status = MagicMock(is_first=False)
-    return RunEnd(config, MagicMock(), state, status, MagicMock(), MagicMock(), MagicMock()), status
+    about = config, MagicMock(), state, status, MagicMock(), MagicMock(), MagicMock()
+    return RunEnd(single_team(config), Leaders(SingleRankComm()), *about), status
 
 
 @pytest.mark.parametrize(

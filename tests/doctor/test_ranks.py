@@ -7,10 +7,8 @@ from mpi_rollout.doctor.launch import OPEN_MPI, how_to_bind, judge_launcher, lau
 from mpi_rollout.doctor.ranks import (
     RankFacts,
     judge_binding,
-    judge_core_share,
     judge_env_ranks,
     judge_exchange,
-    judge_messages,
     judge_ranks,
 )
 from mpi_rollout.process.host import physical_cores, processor_quota
@@ -82,12 +80,6 @@ def test_hardware_threads_of_one_core_are_one(tmp_path):
     assert found.state == WARN and found.found.endswith(": 2") and "nomultithread" in found.advice
 
 
-def test_ranks_whose_cores_other_programs_use_are_warned_of():
-    found = judge_core_share(0.55, 1)
-    assert found.state == WARN and "0.55 of a core on rank 1" in found.found and "--wait sleep" in found.advice
-    assert judge_core_share(0.99, 1).state == OK
-
-
 def test_a_containers_quota_counts_as_cores(tmp_path):
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     assert processor_quota(tmp_path) == 1.5
@@ -106,13 +98,6 @@ def test_a_slow_exchange_is_warned_of():
     slow = judge_exchange([500.0] * 10)
     assert slow.state == WARN and "no more ranks than cores" in slow.advice and "network" in slow.advice
     assert judge_exchange([5.0] * 10).state == OK
-
-
-@pytest.mark.parametrize(("envs_us", "state"), [(10.0, WARN), (30.0, OK)])
-def test_messages_that_take_a_fifth_of_a_step_are_warned_of_with_what_helps(envs_us: float, state: str):
-    found = judge_messages(5.0, envs_us, 64)
-    assert (found.state, "--num-envs 256; or fragments" in found.advice) == (state, state == WARN)
-    assert found.found.startswith(f"{500 / (5 + envs_us):.1f}% of a step of 64 envs: 5.0 us beside {envs_us:.1f} us")
 
 
 def test_the_ranks_of_each_env_are_named_and_an_env_on_two_hosts_is_a_warning():

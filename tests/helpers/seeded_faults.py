@@ -97,12 +97,12 @@ class Once(Moody):
             self.action_space = spaces.Discrete(4)
 
 
-def slow(sleep_s=0.1, others_s=0.1, only=None):
-    """Takes its time for a step, another on other ranks, and never fails; takes none once there is a file `fast`."""
+def slow(sleep_s=0.1):
+    """Takes its time for a step, and never fails; takes none once there is a file `fast`."""
     env = Moody(share=0.0)
     if Path("fast").exists():
         return env
-    step, sleep_s = env.step, sleep_s if only in (None, RANK) else others_s
+    step = env.step
     env.step = lambda action: (time.sleep(sleep_s), step(action))[1]
     return env
 

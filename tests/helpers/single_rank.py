@@ -10,7 +10,7 @@ from envs import Counting
 from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.root import Root
 from mpi_rollout.collect.run import plan_of
-from mpi_rollout.collect.team import RankTeam
+from mpi_rollout.collect.team import RankTeam, find_team
 from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
@@ -22,7 +22,7 @@ from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
 from mpi_rollout.envs.bare import Limit
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.exchange import world
-from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.policies.model import Policy, PolicySource
 from mpi_rollout.ranks.set_up import Plan, assemble, make_rank_envs
 from mpi_rollout.storage.output import claim_output
@@ -80,7 +80,7 @@ def root_of(out: Path, policy: Policy | None = None, **options: object) -> Root:
 
 def single_team(config: RolloutConfig) -> RankTeam:
     """The team of a run on this process."""
-    return RankTeam(SingleRankComm(), config, config)
+    return find_team(config, SingleRankComm())
 
 
 def drive(root: Root) -> int:

@@ -240,17 +240,3 @@ def test_arguments_that_cannot_work_are_refused():
     ):
         with pytest.raises(UsageError, match=next(iter(arguments))), mpi_rollout.connect("CartPole-v1", 2, **arguments):
             pass
-
-
-# --- Envs that are slow
-
-
-@pytest.mark.any_mpi
-@pytest.mark.mpi(3)
-def test_the_rank_that_keeps_the_others_waiting_is_told_of(job: Job, num_ranks: int):
-    options = ("--num-envs", "3", "--num-steps", "20", "--progress", "lines", "--out", "run.h5")
-    kwargs = ("--env-kwargs", json.dumps({"sleep_s": 0.1, "others_s": 0.005, "only": 2}))
-    result = job(num_ranks, "--env-factory", "seeded_faults:slow", *kwargs, *options)
-    assert result.code == 0
-    told = re.search(r"slowest rank 2 \(([\d.]+)x median\)", result.err)
-    assert told and 2 < float(told[1]) < 20, result.err

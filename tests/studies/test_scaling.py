@@ -168,8 +168,7 @@ def test_a_real_study_measures_what_its_jobs_print(job: Job):
         parts = each.env_s + each.idle_s + each.exchange_s + each.policy_s + each.write_s
         assert parts == pytest.approx(each.seconds) and each.env_s > 0
         assert each.slot_bytes >= 4 * 16 and each.order_bytes >= 4 * 8 * each.point.num_ranks
-        assert [rank.num_envs for rank in each.ranks] == [4] * each.point.num_ranks
-        assert all(rank.cores and 0 < rank.cpu_share < 2 for rank in each.ranks)  # Threads count too.
+        assert 0 < each.cpu_share < 2  # Threads count too.
     bare = [rate for each in file.samples if each.point.num_ranks == 1 for _, rate in each.limit]
     assert f"one rank: {median_interval(bare).median:,.0f} (" in result.out
     assert file.facts["cpu_model"] and file.facts["num_cores"] == len(os.sched_getaffinity(0))

@@ -10,11 +10,11 @@ from made_up_studies import RUN, made_up, make_study, with_outcome
 from mpi_rollout.cli import make_parser
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import UsageError
-from mpi_rollout.studies import report, statistics
+from mpi_rollout.studies import report
 from mpi_rollout.studies.commands import lengths_list
 from mpi_rollout.studies.jobs import arguments_of
 from mpi_rollout.studies.report import Analysis, analyses
-from mpi_rollout.studies.study import Point, Study, ranges, sample_of, scaling_points
+from mpi_rollout.studies.study import Point, Study, sample_of, scaling_points
 from mpi_rollout.studies.study_file import StudyFile, machine_facts
 
 RANKS = (1, 2, 4, 8, 16, 32)
@@ -123,10 +123,6 @@ def test_a_sample_knows_of_more_ranks_than_cores(hosts, cores, num_cores, oversu
     assert (job.hosts, job.oversubscribed) == (", ".join(sorted({*hosts})), oversubscribed)
 
 
-def test_cores_are_told_as_ranges():
-    assert [ranges(each) for each in ([], [3], [0, 1], [0, 1, 2, 5, 7, 8])] == ["", "3", "0-1", "0-2,5,7-8"]
-
-
 def test_out_of_lockstep_the_phases_are_the_roots():
     losses = {"envs": 0.6, "exchange": 0.22, "policy": 0.1, "write": 0.08}
     job = sample_of(Point(2), "", 64, outcome(2, 8, 10, in_lockstep=False, losses=losses))
@@ -161,33 +157,21 @@ def test_envs_that_slow_down_together_are_a_loss_of_their_own():
     assert "envs (env steps that take longer than in the base case), 1" in report.cause([two])
 
 
-def test_load_balance_and_communication_efficiency_come_from_the_ranks():
-    study = make_study(num_ranks=(1, 4))
-    four = Analysis(made_up(study)).points[1]
-    assert four.load_balance == pytest.approx(1 / 1.02)
-    assert four.communication_efficiency == pytest.approx(four.shares["env"] + four.shares["idle"])
-
-
-def test_points_with_more_ranks_than_cores_are_marked_and_in_no_fit():
-    study = make_study("strong", RANKS)
-    analysis = Analysis(made_up(study, num_cores=8))
+def test_points_with_more_ranks_than_cores_are_marked():
+    analysis = Analysis(made_up(make_study("strong", RANKS), num_cores=8))
     assert [point.num_ranks for point in analysis.points if point.oversubscribed] == [16, 32]
-    assert str(analysis.fit) == "4 points, 5 are needed"
-    enough = Analysis(made_up(study, num_cores=16))
-    speed_ups = {point.num_ranks: point.speed_up.median for point in enough.points[:5]}
-    assert enough.fit == statistics.fit("strong", speed_ups)
+    assert [point.num_ranks for point in analysis.uncrowded] == [1, 2, 4, 8]
 
 
 # The report.
 
 
-def test_the_report_has_a_line_for_each_number_of_ranks_and_says_why_there_is_no_fit():
+def test_the_report_has_a_line_for_each_number_of_ranks():
     text = "\n".join(report.lines(made_up(make_study("weak", (1, 2, 4), repeats=5), num_cores=2)))
     assert "weak scaling of Acrobot-v1, 64 envs per rank, 1,000 steps a job: node7 (Made-up 9000, 2 cores)" in text
     assert "base case: bare env.step loop over 64 envs, one rank: 30,000 (30,000 to 30,000) env steps/s" in text
     assert [line.split()[0] for line in text.splitlines()[3:7]] == ["ranks", "1", "2", "4*"]
     assert "94 % for env steps/s, 88 % for speed-up and efficiency" in text
-    assert "Gustafson's law: no fit: 2 points, 5 are needed" in text
     assert "* more ranks than cores" in text
     assert "what holds it back at 2 ranks (efficiency 0.9" in text
 
@@ -211,7 +195,6 @@ def test_without_a_base_case_there_are_rates_but_no_speed_ups():
     file = made_up(make_study(num_ranks=(1, 2), repeats=1), failing=1)
     lines = report.lines(file)
     assert lines[1] == "no base case, so no speed-ups: no job of one rank gave a result"
-    assert "Amdahl's law: no fit: no base case: no job of one rank gave a result" in lines
     failed = "failed: -n 1 --fragment-length 1, repeat 0: exit code 70: no licence"
     assert lines[-1] == failed
     assert report.lines(made_up(make_study(num_ranks=(1,), repeats=1), failing=1))[-1] == failed

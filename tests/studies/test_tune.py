@@ -17,7 +17,7 @@ from mpi_rollout.core.partition import Division
 from mpi_rollout.studies import tune as tuning
 from mpi_rollout.studies.study import Point, Sample, Study
 from mpi_rollout.studies.study_file import StudyFile
-from mpi_rollout.studies.tune import _has_native, candidates, choose, command, limit_of, lines, rate_points
+from mpi_rollout.studies.tune import candidates, choose, command, limit_of, lines, rate_points
 
 LAUNCHER = shlex.join([sys.executable, str(HELPERS / "fake_tune_launcher.py")])
 ENV = ("--env-factory", "tuned_envs:Plain", "--num-envs", "6")
@@ -46,7 +46,7 @@ def test_every_way_is_a_run_that_can_be_started(num_envs: int, monkeypatch: pyte
     monkeypatch.setattr(tuning, "num_usable_cores", lambda: 4)
     ranks = tuning._usual_ranks(num_envs)
     assert ranks == tuple(each for each in (1, 2, 4) if each <= num_envs)
-    points = candidates(ranks, num_envs, True, True)
+    points = candidates(ranks, num_envs, True)
     assert len(points) == len(set(points)) and Point(ranks[-1]) in points
     for point in points:
         config = RolloutConfig(env="CartPole-v1", num_envs=num_envs, **dict(point.options))
@@ -57,18 +57,12 @@ def test_every_way_is_a_run_that_can_be_started(num_envs: int, monkeypatch: pyte
 
 
 def test_random_actions_have_fragments_to_try_and_others_have_not():
-    ways = {each.way for each in candidates((1, 2), 64, False, True)}
-    assert ways - {each.way for each in candidates((1, 2), 64, False, False)} == SLOW - {"-n 1"}
-    assert "-n 5 --root-envs 0 --batch-size 2" in {each.way for each in candidates((1, 2, 4), 64, False, False)}
-
-
-def test_an_env_with_a_vectorized_version_is_known():
-    envs = ("CartPole-v1", "Acrobot-v1", "NoSuchEnv-v0", "ale_py:ALE/Pong-v5", None)
-    assert [_has_native(env) for env in envs] == [True, False, False, False, False]
+    ways = {each.way for each in candidates((1, 2), 64, True)}
+    assert ways - {each.way for each in candidates((1, 2), 64, False)} == SLOW - {"-n 1"}
+    assert "-n 5 --root-envs 0 --batch-size 2" in {each.way for each in candidates((1, 2, 4), 64, False)}
 
 
 ONE, TWO, GROUPS = Point(1), Point(2), Point(2, (("num_groups", 2),))
-NATIVE = Point(1, (("vectorization_mode", "vector_entry_point"),))
 
 
 def samples(rates: dict[Point, list[float]], limit: float = 20.0) -> tuple[Sample, ...]:
@@ -98,22 +92,15 @@ def test_a_way_with_a_failed_job_is_not_rated():
     assert [each.point for each in rate_points([*samples({GROUPS: [100, 110], TWO: [80, 85]}), failed])] == [TWO]
 
 
-def test_the_limit_is_that_of_the_same_way_of_stepping_on_all_ranks():
-    native = replace(NATIVE, num_ranks=2)
-    found = [*samples({TWO: [1.0]}), *samples({native: [1.0]}, 900.0), *samples({ONE: [1.0]}, 5.0)]
-    assert (limit_of(found, 2, False), limit_of(found, 2, True), limit_of(found[1:], 2, False)) == (20.0, 900.0, 0)
+def test_the_limit_is_that_of_all_ranks():
+    found = [*samples({TWO: [1.0]}), *samples({ONE: [1.0]}, 5.0)]
+    assert (limit_of(found, 2), limit_of(found[1:], 2)) == (20.0, 0)
 
 
 def study_file(rates: dict[Point, list[float]], launcher: str = "", **run: object) -> StudyFile:
     options = {"env": "Acrobot-v1", "env_factory": None, "env_kwargs": {}, "num_steps": 7, "limit_s": 0.1, **run}
     study = Study("tune", tuple(rates), 6, options)
     return StudyFile(replace(study, jobs=replace(study.jobs, launcher=launcher)), FACTS, ORIGIN, samples(rates))
-
-
-def test_of_the_ways_with_the_usual_data_the_simplest_tie_is_named_too():
-    told = lines(study_file({NATIVE: [900, 900, 900], GROUPS: [100, 110, 120], TWO: [98, 105, 111]}), 2)
-    plain = "mpirun -n 2 python -m mpi_rollout --env Acrobot-v1 --num-envs 6"
-    assert told[-1] == f"for the same data on any number of ranks: {plain}"
 
 
 def test_a_single_job_of_each_is_said_to_be_too_few():
@@ -170,14 +157,6 @@ def test_envs_of_which_each_has_its_kwargs_cannot_be_more(job: Job):
     kwargs = ("--env-kwargs", json.dumps([{}] * 6))
     result = tune(job, *ENV, *kwargs, "--dry-run")
     assert result.code == 0 and len(result.out.splitlines()) == len({*FAST} | SLOW), result.err
-
-
-def test_a_vectorized_version_is_named_with_what_it_means_for_the_data(job: Job):
-    rates = FAST | {"-n 1 --vectorization-mode vector_entry_point": 9e5}
-    result = tune(job, "--env", "CartPole-v1", "--num-envs", "6", rates=rates)
-    assert result.code == 0, result.err
-    assert next(iter(rows(result))) == "-n 1 --vectorization-mode vector_entry_point"
-    assert "its data depend on the number of ranks" in result.out
 
 
 def test_ways_that_fail_or_hang_are_told_once_and_the_others_are_tried(job: Job):
