@@ -28,7 +28,7 @@ from mpi_rollout.drive.recall import Recall
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import ActionError, DataError, Interrupted, PolicyError, RolloutError
 from mpi_rollout.exchange import job_end
-from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.policies.blocks import BlockPolicy
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.sources import load_model
