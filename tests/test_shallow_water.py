@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from jobs import CLONE, HELPERS, LEARNING, Job, assert_same_bytes, datasets
 
+pytestmark = pytest.mark.any_mpi
+
 Found = dict[str, Any]
 WATER = CLONE / "examples" / "shallow_water"
 
@@ -58,7 +60,6 @@ def test_more_ranks_than_there_is_water_for_are_refused(found: Found):
     assert found["refused"] == "a rank needs 2 rows, got 7 rows on 4 ranks; use fewer ranks"
 
 
-@pytest.mark.any_mpi
 @pytest.mark.mpi
 def test_a_run_gives_the_same_bytes_for_any_number_of_ranks_per_env(job: Job):
     run = ("--env-factory", f"{WATER}/env.py:make_env", "--env-kwargs", '{"num_cells": 15, "num_steps": 8}')
@@ -71,7 +72,6 @@ def test_a_run_gives_the_same_bytes_for_any_number_of_ranks_per_env(job: Job):
         assert_same_bytes(datasets(file), alone)
 
 
-@pytest.mark.any_mpi
 @pytest.mark.mpi
 @pytest.mark.imports(*LEARNING)
 @pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="pip install 'mpi_rollout[sb3]'")

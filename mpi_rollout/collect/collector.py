@@ -74,11 +74,6 @@ class Collector:
     """Collect steps of all envs into blocks.
 
     Lanes go on by themselves, as far as there are blocks; a step counts when all lanes have taken it.
-
-    Attributes
-    ----------
-    num_steps
-        Steps that all envs have taken.
     """
 
     def __init__(
@@ -91,7 +86,7 @@ class Collector:
     ):
         self.driver, self.source, self.clock = driver, source, driver.clock
         self.tally = Tally(driver.exchanges)
-        self.num_steps = 0
+        self.num_steps = 0  # Steps that all envs have taken.
         self._sink, self._options, self._monitor = sink, options, monitor
         self.lengths, self.goal = options.lengths, options.goal
         self._blocks = Blocks(self._acquire)

@@ -16,16 +16,13 @@ from mpi_rollout.envs.replaying import Past
 class EpisodeGoal:
     """Finds the first step after which `num_episodes` episodes have ended.
 
-    Attributes
-    ----------
-    num_ended
-        Episodes that ended in the rows so far; several may end in the last step.
-    has_reset_rows
-        A row that only resets follows the end of each episode.  It is an end of another one only if its env failed.
+    With `has_reset_rows`, a row that only resets follows the end of each episode.  It is an end of another one only if
+    its env failed.
     """
 
     def __init__(self, num_episodes: int, num_envs: int, has_reset_rows: bool):
-        self.num_episodes, self.has_reset_rows, self.num_ended = num_episodes, has_reset_rows, 0
+        self.num_episodes, self.has_reset_rows = num_episodes, has_reset_rows
+        self.num_ended = 0  # Episodes that ended in the rows so far; several may end in the last step.
         self._ended = np.zeros(num_envs, np.bool_)  # Envs whose episode ended in the last row.
         self._faults: set[tuple[int, int]] = set()
 

@@ -46,25 +46,17 @@ class Outcome:
 
 
 class Leaders:
-    """One leader's end of these messages; `comm` has the leaders of all teams, in the order of their envs.
-
-    Attributes
-    ----------
-    states
-        What all teams told last, (num_teams, NUM_FIGURES), on the first leader.
-    intervals
-        Rows of /throughput/intervals of a set of shards, on the first leader.
-    stops
-        What stopped the first leader or another one after its team's end.
-    """
+    """One leader's end of these messages; `comm` has the leaders of all teams, in the order of their envs."""
 
     def __init__(self, comm: "MPI.Intracomm"):
         self._comm, self.is_first = comm, comm.rank == ROOT
+        # On the first leader, what all teams told last, and rows of /throughput/intervals of a set of shards.
         self.states = np.zeros((comm.size, NUM_FIGURES))
         self.states[:, RATE] = np.nan
         self.intervals: list[tuple[float, int, float]] = []
         self._outcomes: dict[int, Outcome] = {}
-        self.stops, self._num_gone = list[Outcome](), 0
+        self.stops: list[Outcome] = []  # What stopped the first leader or another one after its team's end.
+        self._num_gone = 0
         self._sending: MPI.Request | None = None
         self._room = np.zeros(2)  # For the signs to begin and to end; their values say nothing.
         self._signs = [

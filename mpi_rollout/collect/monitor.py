@@ -23,7 +23,7 @@ from mpi_rollout.storage.status import Status
 from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
-    from mpi_rollout.storage.later_check import LaterCheck
+    from mpi_rollout.storage.verification import LaterCheck
     from mpi_rollout.storage.writer import Writer  # Imports h5py, which is for the root alone.
 
 RankReport = dict[str, Any]  # What a rank says of itself at the end: its host, envs and seconds by phase.
@@ -151,10 +151,7 @@ class Monitor:
     def look_after_others(self) -> None:
         """Look at the other teams of the run, which go on when this one has ended; the first leader does it for all.
 
-        Raises
-        ------
-        Interrupted
-            They are to stop.
+        Interrupted if they are to stop.
         """
         self._check_signal()
         if not self._leaders.is_first:
@@ -246,13 +243,7 @@ class LostRanks:
         self._config, self._driver, self._hosts, self._show = config, driver, hosts, show
 
     def note(self, ranks: list[int], state: RunState) -> None:
-        """Go on without ranks that are gone, from the step under way on.
-
-        Raises
-        ------
-        RankLost
-            No rank is left that steps envs.
-        """
+        """Go on without ranks that are gone, from the step under way on; RankLost if none is left that steps envs."""
         collector, num_envs = state.collector, self._config.num_envs
         assert collector is not None
         new = []

@@ -39,13 +39,7 @@ class Done(NamedTuple):
 
 
 class Bar:
-    """One line that is written again and again, as long as there is a terminal; then plain lines.
-
-    Parameters
-    ----------
-    instead
-        Tells what a terminal that is gone cannot.
-    """
+    """One line that is written again and again, as long as there is a terminal; plain lines are told `instead` then."""
 
     every_s = BAR_EVERY_S
 

@@ -24,7 +24,7 @@ from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.exchange.orders import Command
-from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.process.console import say
 from mpi_rollout.ranks.set_up import EnvFacts, Plan, RankEnvs, assemble
 from mpi_rollout.text import counted
@@ -69,11 +69,6 @@ class Replay:
     """Takes the steps of a past again, with the recorded actions.
 
     `columns` are what is stored, by name; of observations there is one row more than of the others.
-
-    Attributes
-    ----------
-    num_steps, differences
-        The step up to which the envs have come, and the first difference of each env that has one.
     """
 
     def __init__(self, driver: Driver, past: Past, columns: Columns):
@@ -92,8 +87,8 @@ class Replay:
             name: StoredRows(columns[name], past.num_steps + has_last_row(name))
             for name in (*self._actions, *self._observations, *self._results)
         }
-        self.num_steps = past.first_step
-        self.differences: dict[int, Difference] = {}
+        self.num_steps = past.first_step  # The step up to which the envs have come.
+        self.differences: dict[int, Difference] = {}  # The first one of each env that has one.
 
     @property
     def is_over(self) -> bool:
@@ -216,12 +211,8 @@ def _columns_text(described: dict[str, Any]) -> str:
 def bring_back(driver: Driver, past: Past, columns: Columns, on_steps: Callable[[], None]) -> dict[int, int]:
     """Take steps again until the envs are where they were; return the first lost step of each env that is not.
 
-    Random generators of all ranks go on from there.  `on_steps` is as in `Replay.run`.
-
-    Raises
-    ------
-    DataError
-        An env gave something else than before, and these envs come back by all of their steps only.
+    Random generators of all ranks go on from there.  `on_steps` is as in `Replay.run`.  DataError if an env gave
+    something else than before, and these envs come back by all of their steps only.
     """
     differences = Replay(driver, past, columns).run(on_steps)
     if differences and not past.is_by_episodes:

@@ -21,69 +21,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunFigures:
-    """The figures of a run.
-
-    Parameters
-    ----------
-    env_steps
-        Transitions: rows that only reset are not counted.
-    seconds
-        From the first step to the last commit, without what measuring the limit took.
-    phases, ranks, step_s
-        The root's seconds by phase; the report of each rank in the exchange, and its seconds in its envs.
-    slowest_s, mean_s
-        Sums over steps of the slowest rank's seconds and of the ranks' mean.
-    first_ready
-        No rank waits for another one, so that rank 0 is never idle.
-    limit
-        Pairs of env steps per second, of a part of the run and of the bare loops before and after it.
-    restarts
-        How often envs were restarted, by their index.
-    num_steps_before, catch_up_s
-        Steps that earlier starts of the run have taken; seconds in which the envs were brought back to there.
-    num_episodes, of_num_episodes
-        With --num-episodes, the episodes in the file that have ended, and how many were asked for.
-    order_bytes, slot_bytes
-        Of one exchange: what goes to every rank, and what comes back from each.
-    wrong_values
-        Observations and rewards in the file that are not what their spaces promise, see `storage.values`.
-    slept
-        Ranks slept while they waited for messages.
-    fragment_length
-        The largest number of steps between two exchanges.
-    inference, policy_kind
-        Who chose the actions: root or workers; and by what, see `core.policy_kinds`.
-    """
+    """The figures of a run, or of a team's part of it; they are also what `--json` prints."""
 
     file: str
     num_envs: int
     num_steps: int
-    env_steps: int
-    seconds: float
-    phases: dict[str, float]
-    ranks: list[dict[str, Any]]
-    step_s: list[float]
-    slowest_s: float
-    mean_s: float
+    env_steps: int  # Transitions: rows that only reset are not counted.
+    seconds: float  # From the first step to the last commit, without what measuring the limit took.
+    phases: dict[str, float]  # The root's seconds.
+    ranks: list[dict[str, Any]]  # The reports of the ranks in the exchange.
+    step_s: list[float]  # The seconds of each in its envs.
+    slowest_s: float  # The sum over steps of the slowest rank's seconds.
+    mean_s: float  # The sum over steps of the ranks' mean.
     in_lockstep: bool = True
-    first_ready: bool = False
+    first_ready: bool = False  # No rank waits for another one, so that rank 0 is never idle.
     num_waits: int = 0
-    limit: list[tuple[float, float]] = field(default_factory=list)
-    restarts: dict[int, int] = field(default_factory=dict)
-    num_steps_before: int = 0
-    catch_up_s: float = 0.0
+    limit: list[tuple[float, float]] = field(default_factory=list)  # Env steps/s of a part, and of bare loops.
+    restarts: dict[int, int] = field(default_factory=dict)  # How often envs were restarted, by their index.
+    num_steps_before: int = 0  # Steps of earlier starts of the run.
+    catch_up_s: float = 0.0  # In which the envs were brought back to there.
     complete: bool = True
     mpi_library: str = ""
-    order_bytes: int = 0
-    slot_bytes: int = 0
+    order_bytes: int = 0  # Of one exchange: what goes to every rank.
+    slot_bytes: int = 0  # What comes back from each.
     lost: list[LostRank] = field(default_factory=list)
-    wrong_values: list[dict[str, Any]] = field(default_factory=list)
-    slept: bool = False
-    fragment_length: int = 1
-    inference: str = "root"
-    num_episodes: int | None = None
+    wrong_values: list[dict[str, Any]] = field(default_factory=list)  # In the file, see `storage.values`.
+    slept: bool = False  # Ranks slept while they waited for messages.
+    fragment_length: int = 1  # The largest number of steps between two exchanges.
+    inference: str = "root"  # Who chose the actions: root or workers.
+    num_episodes: int | None = None  # With --num-episodes, those in the file that have ended.
     of_num_episodes: int | None = None
-    policy_kind: str = RANDOM
+    policy_kind: str = RANDOM  # See `core.policy_kinds`.
     compression: str = "none"
 
     @property

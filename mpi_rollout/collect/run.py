@@ -35,14 +35,7 @@ from mpi_rollout.process.terminal import find_terminal
 from mpi_rollout.ranks import agreement
 from mpi_rollout.ranks.agreement import as_refusals
 from mpi_rollout.ranks.job_ranks import JobRanks, join
-from mpi_rollout.ranks.set_up import (
-    EnvFacts,
-    Plan,
-    RankEnvs,
-    assemble,
-    divided,
-    make_rank_envs,
-)
+from mpi_rollout.ranks.set_up import EnvFacts, Plan, RankEnvs, assemble, divided, make_rank_envs
 from mpi_rollout.storage.status import tell_abort
 from mpi_rollout.storage.values import check_storable
 from mpi_rollout.text import counted
@@ -56,12 +49,8 @@ if TYPE_CHECKING:
 def run(config: RolloutConfig) -> int:
     """Do the run that the configuration describes; return the exit code.
 
-    **Collective.**
-
-    Raises
-    ------
-    RolloutError
-        On all ranks alike, if the run cannot start; later errors are told by the root and returned as codes.
+    **Collective.**  RolloutError on all ranks alike, if the run cannot start; later errors are told by the root and
+    returned as codes.
     """
     if is_ulfm_on():  # The launcher then ends no job because of a rank, whatever --on-rank-loss says.
         guard()
@@ -219,12 +208,7 @@ def claimed(team: RankTeam) -> "Claimed":
 def rehearse(config: RolloutConfig, num_ranks: int) -> str:
     """Refuse what a run on so many ranks would refuse, as far as one process can tell; return that it would run.
 
-    It starts no MPI, makes one env, and writes nothing.
-
-    Raises
-    ------
-    RolloutError
-        As `run`.
+    It starts no MPI, makes one env, and writes nothing.  RolloutError as `run`.
     """
     from mpi_rollout.storage.output import check_output
     from mpi_rollout.storage.ownership import check_free_space
@@ -254,13 +238,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
 
 
 def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
-    """Return the plan that all ranks share.
-
-    Raises
-    ------
-    UsageError
-        There are too few envs for so many ranks, or nothing makes them.
-    """
+    """Return the plan that all ranks share; UsageError if envs are too few for the ranks, or nothing makes them."""
     division = divided(config, config.num_envs, num_ranks)
     return Plan(
         maker_of(config),

@@ -54,14 +54,9 @@ class Scalars:
     def note(self, collector: Collector, seconds: float, env_steps_before: int, ended: np.ndarray) -> None:
         """Write a point if it is time for one, or if the run `is_ending`.  The first call begins the first interval.
 
-        Parameters
-        ----------
-        seconds
-            How long the run took since the last call.
-        env_steps_before
-            Of earlier starts of the run: its curves go on from there, and what there is of later steps is void.
-        ended
-            The number of episodes that the file has of this start, the sums of their returns and of their lengths.
+        `seconds` are those since the last call.  The curves go on from the env steps of earlier starts of the run: what
+        there is of later steps is void.  `ended` has the number of episodes that the file has of this start, and the
+        sums of their returns and of their lengths.
         """
         now, self._seconds = time.monotonic(), self._seconds + seconds
         if self._is_over or (now < self._next_at and not self.is_ending):

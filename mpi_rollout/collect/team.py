@@ -29,36 +29,18 @@ NODES_VARIABLE = "MPI_ROLLOUT_NODES"  # For trials: so many nodes, whatever host
 
 @dataclass(frozen=True)
 class RankTeam:
-    """The team of this rank.
+    """The team of this rank."""
 
-    Attributes
-    ----------
-    comm
-        The team's ranks; those of the job are called `ranks`.
-    config
-        That of the run whose envs are the team's.
-    team, teams
-        Its ranks and shards, and those of all teams; where the run writes one file, this is the only shard.
-    run
-        What all files of the set of shards have in common; "" where the run writes one file.
-    leaders, hosts
-        On the root of a team, the messages to the other ones, and the hosts of the team's ranks.
-    shard_set
-        On the root of the job, the set of shards.
-    numbers
-        The numbers in the job of the ranks that are in teams, if these are not all.
-    """
-
-    comm: "MPI.Intracomm"
-    config: RolloutConfig
+    comm: "MPI.Intracomm"  # Of the team's ranks; those of the job are called `ranks`.
+    config: RolloutConfig  # Of the run whose envs are the team's.
     whole: RolloutConfig
-    team: Team
+    team: Team  # Its ranks and shards; where the run writes one file, this is the only shard.
     teams: tuple[Team, ...]
-    run: str = ""
-    leaders: Leaders | None = None
-    hosts: tuple[str, ...] = ()
-    shard_set: "ClaimedSet | None" = None
-    numbers: tuple[int, ...] = ()
+    run: str = ""  # What all files of the set of shards have in common; "" where the run writes one file.
+    leaders: Leaders | None = None  # On the root of a team, the messages to the other ones.
+    hosts: tuple[str, ...] = ()  # On the root of a team, those of its ranks.
+    shard_set: "ClaimedSet | None" = None  # On the root of the job.
+    numbers: tuple[int, ...] = ()  # The numbers in the job of the ranks that are in teams, if these are not all.
 
     def free(self, comm: "MPI.Intracomm") -> None:
         """Give back the communicators that are not the job's own.  **Collective** of the team."""

@@ -74,15 +74,10 @@ class Driver:
             raise
 
     def send(self, lane: Lane, actions: Sequence[np.ndarray] | None, num_steps: int = 1, step: int = -1) -> None:
-        """Order steps of a lane's envs.
+        """Order steps of a lane's envs, from `step` on; -1 where nobody counts.
 
-        Parameters
-        ----------
-        actions
-            What `read` gave for the lane's envs: for each leaf an array (num_steps, num_envs, ...), for one step also
-            (num_envs, ...).  None leaves them to the ranks.
-        step
-            The first of these steps; -1 where nobody counts.
+        `actions` are what `read` gave for the lane's envs: for each leaf an array (num_steps, num_envs, ...), for one
+        step also (num_envs, ...).  None leaves them to the ranks.
         """
         exchange = lane.exchange
         if num_steps > 1:

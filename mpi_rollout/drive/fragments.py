@@ -27,12 +27,8 @@ GROWTH = 4  # The growth from one fragment to the next: nobody knows yet how lon
 def auto_length(row_nbytes: int, num_ranks: int, counts_only: bool = False) -> int:
     """Return the largest number of steps of a fragment.
 
-    Parameters
-    ----------
-    row_nbytes
-        Of one step in the slot of one rank, and of its actions.
-    counts_only
-        Slots have no data; there are only actions, on the way to the ranks.
+    `row_nbytes` are those of one step in the slot of one rank, and of its actions.  With `counts_only` slots have no
+    data; there are only actions, on the way to the ranks.
     """
     affordable = ALL_SLOTS_NBYTES // num_ranks // row_nbytes
     if counts_only:

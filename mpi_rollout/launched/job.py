@@ -29,10 +29,7 @@ BatchOptions = Mapping[str, object] | Sequence[str]
 def launcher_of(given: Words | None, is_batch: bool) -> list[str]:
     """Return the command that starts ranks, as words.
 
-    Raises
-    ------
-    LaunchError
-        There is no such program, or this process is itself one of several ranks.
+    LaunchError if there is no such program, or this process is itself one of several ranks.
     """
     size, variable = claimed_size()
     if size > 1 and (variable != "SLURM_NTASKS" or claimed_rank() > 0):  # A shell of `srun --pty` is rank 0 of many.

@@ -21,13 +21,18 @@ POSITIONAL = Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD
 def names_taken(act: Callable[..., object], num_given: int, name: str) -> frozenset[str]:
     """Return which of state, episode_starts and infos a policy takes, besides its first `num_given` arguments.
 
-    UsageError if it needs its state and cannot tell when to drop it.
+    UsageError if it needs its state and cannot tell when to drop it, or has one of them where others are given.
     """
     try:
         parameters = list(signature(act).parameters.values())
     except (TypeError, ValueError):  # C code may not tell its signature.
         return NONE
     given = [one.name for one in parameters if one.kind in POSITIONAL][:num_given]
+    if misplaced := {STATE, STARTS, INFOS}.intersection(given[1:]):  # Many call observations a state.
+        raise UsageError(
+            Option("policy"), f" {name} takes {min(misplaced)} too early; what a factory returns needs"
+            " act(observations, env_indices, uniforms, ...)",
+        )  # fmt: skip
     others = {one.name: one for one in parameters if one.name not in given and one.kind != Parameter.VAR_KEYWORD}
     names = {STATE, STARTS, INFOS} & others.keys()
     if STATE in names and STARTS not in names:

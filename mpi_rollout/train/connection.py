@@ -48,10 +48,7 @@ GRACE_S = 5.0  # The time that ranks have to end their step when a trainer has f
 class Connection:
     """What `connect` returns where there are several ranks: use it in a `with` statement, once.
 
-    Parameters
-    ----------
-    request
-        All ranks agree on it; pickled, where the root has sent it.
+    All ranks agree on the request; it is pickled where the root has sent it.
     """
 
     _ranks: JobRanks

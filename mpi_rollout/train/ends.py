@@ -31,22 +31,13 @@ class Turns(Generic[End]):
     The ranks await the orders of one connection at a time.  When the root goes on with another connection, it says so
     by the one whose orders the ranks await.  So a single connection costs nothing more, and of several the one that has
     the turn is as quick.
-
-    Attributes
-    ----------
-    open
-        By number, in the order in which they were opened.
-    holder
-        The one whose orders the ranks await.
-    kept
-        Contexts that are left when all connections are closed.
     """
 
-    holder: End
+    holder: End  # The one whose orders the ranks await.
 
     def __init__(self, comm: "MPI.Intracomm"):
-        self.comm, self.kept = comm, ExitStack()
-        self.open: dict[int, End] = {}
+        self.comm, self.kept = comm, ExitStack()  # Contexts that are left when all connections are closed.
+        self.open: dict[int, End] = {}  # By number, in the order in which they were opened.
         self._num_opened = 0
 
     def add(self, end: End) -> None:
@@ -79,19 +70,7 @@ def serve(turns: Turns[Worker]) -> int:
 
 
 class RootEnd:
-    """The root's end of a connection; in one process there are no `turns`.
-
-    Attributes
-    ----------
-    envs
-        The envs of several ranks, which stay until they are closed, also if the program has dropped them.
-    recorder
-        Takes down what the trainer does; None without `record`.
-    arrived, fragments
-        Lanes whose slots have come, and those that have been sent a fragment; the trainer has not received them.
-    ended
-        The envs whose episodes have ended; only without autoreset.
-    """
+    """The root's end of a connection; in one process there are no `turns`."""
 
     def __init__(
         self,
@@ -105,12 +84,12 @@ class RootEnd:
         self._is_native, self._has_autoreset = facts.is_native, mode != AutoresetMode.DISABLED
         self._enforces_order = facts.spec is not None and facts.spec.order_enforce  # Others may be stepped at once.
         self.is_closed = False
-        self.envs: object = None
+        self.envs: object = None  # Those of several ranks stay until they are closed, also if the program drops them.
         self.recorder: Recorder | None = None
-        self.arrived: list[Lane] = []
-        self.fragments: set[Lane] = set()
+        self.arrived: list[Lane] = []  # Their slots have come; the trainer has not received them.
+        self.fragments: set[Lane] = set()  # They have been sent a fragment, which the trainer has not received.
         self._is_reset = False  # All envs have been reset since the last failure.
-        self.ended = np.zeros(driver.num_envs, np.bool_)
+        self.ended = np.zeros(driver.num_envs, np.bool_)  # Without autoreset, the envs whose episodes have ended.
 
     def note_reset(self, mask: np.ndarray | None) -> None:
         """Note a reset of the envs of a mask; None is all."""

@@ -55,13 +55,9 @@ class Fragments:
     def send(self, lanes: Sequence[Lane], num_steps: int, actions: object) -> None:
         """Send the actions of several steps; None for random ones, or those of the policy on the ranks.
 
-        Raises
-        ------
-        ActionError
-            The actions are not of shape (num_steps, num_envs, ...), or not in their space; nothing was sent.
-        ValueError
-            The policy chooses the actions of other fragments under way, or of these alone, or they have another number
-            of steps; nothing was sent.
+        Before anything is sent, ActionError if the actions are not of shape (num_steps, num_envs, ...), or not in their
+        space; ValueError if the policy chooses the actions of other fragments under way, or of these alone, or they
+        have another number of steps.
         """
         recorder = self._end.recorder
         if recorder is not None:

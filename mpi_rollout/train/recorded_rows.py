@@ -16,17 +16,7 @@ OWN_ACTION = -1  # The version of the policy where the trainer gave the action.
 class RecordedRows:
     """Rows in blocks, in the order of their steps.  States are observations, and the infos that are stored.
 
-    Parameters
-    ----------
-    make_block
-        Makes another block, where all are open: a fragment is long, or slow ranks are far behind others.
-
-    Attributes
-    ----------
-    blocks
-        Where they are.
-    num_ends
-        Of episodes, in the rows that the writer has, if no reset followed.  `num_last` are those in the last row.
+    `make_block` makes another block where all are open: a fragment is long, or slow ranks are far behind others.
     """
 
     def __init__(self, writer: Writer, make_block: Callable[[], Block], mode: AutoresetMode):
@@ -37,7 +27,9 @@ class RecordedRows:
         self.at = self.blocks.at
         self._num_blocks = NUM_BLOCKS  # All blocks: open, free, and with the writer.
         self._cut: dict[int, np.ndarray] = {}  # By step, which envs were reset after it: their final states are there.
-        self.num_ends = self.num_last = self._num_seen = 0
+        # Ends of episodes in the rows that the writer has, if no reset followed, and those in the last one of them.
+        self.num_ends = self.num_last = 0
+        self._num_seen = 0
 
     def _acquire(self, num_open: int) -> Block:
         if num_open == self._num_blocks:

@@ -25,8 +25,7 @@ from mpi_rollout.errors import StorageError, as_argument
 from mpi_rollout.exchange.infos import FINAL_OBS
 from mpi_rollout.process.clock import PHASES, utc_now
 from mpi_rollout.ranks.set_up import EnvFacts
-from mpi_rollout.storage.run_file import Ending
-from mpi_rollout.storage.schema import RESET, Reports
+from mpi_rollout.storage.schema import RESET, Ending, Reports
 from mpi_rollout.storage.writer import Writer
 from mpi_rollout.train.recorded_rows import RecordedRows
 
@@ -38,12 +37,7 @@ VERSION = "policy_version"  # The last of the extras.
 class Recorder:
     """Takes down what a trainer does with the envs of all ranks.  On the root.
 
-    Parameters
-    ----------
-    infos
-        The columns of those that are stored, values and masks.
-    notes_restarts
-        Envs that fail are made again.
+    `infos` are the columns of those that are stored, values and masks; `notes_restarts`: failed envs are made again.
     """
 
     def __init__(
@@ -112,14 +106,9 @@ class Recorder:
     def reset(
         self, arrays: Sequence[np.ndarray], infos: Info, seed: Seeds, mask: np.ndarray | None, options: Options
     ) -> None:
-        """Take down a reset.
+        """Take down a reset of the envs of a mask (None is all), with what they said.
 
-        Parameters
-        ----------
-        arrays, infos
-            The observations of all envs after it, for each leaf; what the envs that were reset said.
-        mask
-            The envs that were reset; None is all.
+        `arrays` are the observations of all envs after it, for each leaf.
         """
         mask = np.ones(self._num_envs, np.bool_) if mask is None else mask
         resets = np.zeros(self._num_envs, RESET)
@@ -173,12 +162,8 @@ class Recorder:
     ) -> None:
         """Take down what followed from the actions, in arrays as `act` takes.
 
-        Parameters
-        ----------
-        results, after
-            In the order of `columns.outcomes_of`; the observations after each step.
-        chosen
-            The actions, extras and version of the policy on the ranks, where it acted.
+        `results` are in the order of `columns.outcomes_of`, `after` are the observations after each step, `chosen` the
+        actions, extras and version of the policy on the ranks, where it acted.
         """
         num_steps = len(results[0])
         for lane, part in parts_of(lanes):

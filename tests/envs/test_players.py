@@ -1,6 +1,7 @@
 """EnvPool's tasks of several players: what a pool reports, by player and in the order of envs."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.players import PlayersVectorEnv
 from mpi_rollout.errors import DataError, UsageError
 
-envpool = pytest.importorskip("envpool")
+pytestmark = pytest.mark.skipif(find_spec("envpool") is None, reason="pip install 'mpi_rollout[envpool]'")
 NUM_ENVS, NUM_STEPS = 6, 40
 TASKS = ["IntersectionMultiAgent-v0", "TicTacToe-v1", "KuhnPoker-v1", "Go9x9-v1"]
 
@@ -45,6 +46,8 @@ def reverse(rows: np.ndarray) -> np.ndarray:
 
 
 def made(task: str) -> Any:
+    import envpool
+
     return envpool.make_gymnasium(task, num_envs=NUM_ENVS, seed=list(range(NUM_ENVS)), num_threads=1)
 
 
@@ -108,7 +111,7 @@ def test_players_that_are_left_out_are_refused():
 def test_tasks_whose_turns_nobody_tells_are_refused(monkeypatch: pytest.MonkeyPatch):
     pool = made("TicTacToe-v1")
     spec = SimpleNamespace(config=pool.spec.config, action_array_spec=pool.spec.action_array_spec, state_array_spec={})
-    monkeypatch.setattr(envpool, "make_gymnasium", lambda *_args, **_options: SimpleNamespace(spec=spec, **of(pool)))
+    monkeypatch.setattr("envpool.make_gymnasium", lambda *_args, **_options: SimpleNamespace(spec=spec, **of(pool)))
     with pytest.raises(UsageError, match=r"TicTacToe-v1: its pool must take .* an info current_player; got"):
         EnvMaker("TicTacToe-v1", vectorization_mode="envpool").native(range(2))
 

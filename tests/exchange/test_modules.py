@@ -13,20 +13,22 @@ from gymnasium.envs.registration import EnvSpec, registry
 from jobs import PYTHON_PATH, Job, launcher, mpiexec, run_job
 
 from mpi_rollout.errors import LaunchError
-from mpi_rollout.exchange import job_end, modules
+from mpi_rollout.exchange import job_end, modules, world
 
 RUN = "--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "20", "--seed", "1"
 BARE = "from mpi4py import MPI"
 BARE_ENV = f"{BARE}; import gymnasium; gymnasium.make('CartPole-v1').reset()"
+OPEN_MPI_AT_MOST = 1200  # MPICH looks for processors instead, in /sys.
 COUNTED = (
     'if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then exec strace -f -e %file,getdents64 -o "$0" "$@"; fi; "$@"'
 )
 
 
-def calls_of_worker(folder: Path, *program: str) -> int:
+def calls_of_worker(folder: Path, *program: str, unset: tuple[str, ...] = ()) -> int:
     """How often rank 1 of two calls the file system by a name, or reads a folder."""
     trace = folder / "trace"
-    result = run_job([*launcher(2), "sh", "-c", COUNTED, str(trace), sys.executable, *program], folder)
+    without = [word for name in unset for word in ("-u", name)]
+    result = run_job(["env", *without, *launcher(2), "sh", "-c", COUNTED, str(trace), sys.executable, *program], folder)
     assert result.code == 0, result.err
     return sum("(" in line for line in trace.read_text().splitlines())
 
@@ -39,6 +41,13 @@ def test_a_worker_hardly_calls_the_file_system_more_than_a_bare_program(tmp_path
     """Of sent modules more than MPI alone; of others more than MPI and the env alone."""
     ours = calls_of_worker(tmp_path, "-m", "mpi_rollout", *RUN, "--out", "run.h5", "--send-imports", sends)
     assert ours - calls_of_worker(tmp_path, "-c", bare) < most
+
+
+@pytest.mark.full_start
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
+def test_a_worker_of_one_host_does_not_look_for_networks(tmp_path: Path):
+    program = "-m", "mpi_rollout", *RUN, "--out", "run.h5", "--send-imports", "yes"
+    assert calls_of_worker(tmp_path, *program, unset=tuple(world.ONE_HOST)) < OPEN_MPI_AT_MOST
 
 
 @pytest.mark.full_start

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from mpi_rollout.errors import LaunchError
-from mpi_rollout.exchange import world
+from mpi_rollout.exchange import single_rank, world
 from mpi_rollout.process import start
 
 VARIABLES = (*start.RANK_VARIABLES, *world.SIZE_VARIABLES, *world._LOCAL_SIZE_VARIABLES, "SLURM_STEP_ID")
@@ -28,6 +28,24 @@ def test_each_launcher_says_the_rank_in_its_own_variable(monkeypatch: pytest.Mon
     assert world.claimed_rank() == 3
     monkeypatch.setenv(name, "three")
     assert world.claimed_rank() == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "spared"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_MCA_btl": "self,tcp"}, False),
+        ({"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, False),
+    ],
+)
+def test_open_mpi_looks_for_networks_only_between_hosts_or_where_told(
+    monkeypatch: pytest.MonkeyPatch, variables, spared
+):
+    monkeypatch.setattr(os, "environ", dict(variables))
+    with world._spared_networks():
+        assert os.environ == (variables | world.ONE_HOST if spared else variables)
+    assert os.environ == variables
 
 
 @pytest.mark.parametrize(
@@ -51,7 +69,7 @@ def test_the_number_of_ranks_is_what_a_launcher_of_several_says(monkeypatch, var
 def test_a_process_without_mpi_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
     monkeypatch.setattr(world, "loaded_mpi", lambda: None)
     world.check_thread()
-    world._single_rank_world.cache_clear()
+    single_rank.single_rank_world.cache_clear()
     comm = world.comm_world()
     assert world.comm_world() is comm and capfd.readouterr().err.count("no MPI library, so this is one rank") == 1
     assert (comm.rank, comm.size) == (0, 1) and comm.Dup() is comm

@@ -20,8 +20,8 @@ BLOCK = 16  # Steps.  The writer may be behind by three blocks, and with it all 
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("options", [(), ("--no-trajectories",)], ids=["stored", "not stored"])
 def test_ranks_hold_as_much_after_many_episodes_as_after_few(job: Job, num_ranks: int, options: tuple[str, ...]):
-    num_steps = (MANY + LOOKS * EVERY) // 8 + 10  # Of 16 envs on each rank; every second step only resets.
-    arguments = ("--env-factory", "lasting_envs:Looking", "--num-envs", "32", "--num-steps", str(num_steps), *options)
+    num_steps = (MANY + LOOKS * EVERY) // 16 + 10  # Of 32 envs on each rank; every second step only resets.
+    arguments = ("--env-factory", "lasting_envs:Looking", "--num-envs", "64", "--num-steps", str(num_steps), *options)
     assert job.train(num_ranks, "runs", [(*arguments, "--out", "run.h5")], BLOCK) == [0]
     after_few = sorted(job.folder.glob(f"held-*-{FEW}"))
     assert len(after_few) == num_ranks
@@ -38,16 +38,16 @@ def held(path: Path) -> int:
 
 def test_a_recording_holds_as_much_after_many_resets_as_after_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(schema, "rows_per_block", lambda *_: BLOCK)
-    options = {"reset_mask": np.ones(32, np.bool_)}
-    with mpi_rollout.connect(Brief, 32, autoreset_mode="disabled", record=str(tmp_path / "run.h5")) as envs:
+    options = {"reset_mask": np.ones(64, np.bool_)}
+    with mpi_rollout.connect(Brief, 64, autoreset_mode="disabled", record=str(tmp_path / "run.h5")) as envs:
         envs.reset(seed=0)
         actions, looks = envs.action_space.sample(), []
         tracemalloc.start()
         try:
-            for number in range(1, 601):
+            for number in range(1, 301):
                 envs.step(actions)
                 envs.reset(options=options)
-                if number % 30 == 0:
+                if number % 15 == 0:
                     looks.append(held_nbytes())
         finally:
             tracemalloc.stop()

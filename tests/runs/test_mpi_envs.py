@@ -24,14 +24,13 @@ def on(ranks_per_env: int, *more: str) -> tuple[str, ...]:
 WAYS = {
     "one env on two ranks": (2, 2, ()),
     "three ranks of two": (3, 2, ("--root-envs", "0")),
-    "nine ranks": (9, 4, ("--root-envs", "0")),
-    "three ranks each": (6, 3, ("--wait", "sleep")),
+    "three ranks each": (7, 3, ("--root-envs", "0", "--wait", "sleep")),
     "groups of envs": (4, 2, ("--num-groups", "2")),
     "first ready": (5, 2, ("--root-envs", "0", "--batch-size", "1")),
 }
 
 
-@pytest.mark.mpi(9)
+@pytest.mark.mpi(7)
 @pytest.mark.parametrize("way", WAYS)
 def test_the_data_do_not_depend_on_the_ranks_of_an_env(job: Job, num_ranks: int, expected: Any, way: str):
     num_ranks, ranks_per_env, more = WAYS[way]
@@ -73,6 +72,7 @@ def test_a_signal_to_a_rank_that_is_not_the_first_of_its_env_stops_the_run_betwe
     assert_same_bytes(datasets(job.folder / "run.h5"), expected)
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(4)
 @pytest.mark.parametrize("late", [False, True], ids=["all", "one"])
 def test_an_env_that_fails_is_made_again_on_all_of_its_ranks(job: Job, num_ranks: int, late: bool):

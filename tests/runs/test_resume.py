@@ -299,6 +299,7 @@ def test_a_recovered_file_is_not_taken_for_a_complete_one(job: Job, stopped: Pat
 # --- What else can be there
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_of_two_runs_at_once_the_second_is_refused_also_when_the_first_was_continued(job: Job, num_ranks):
     arguments = run_of("--env-factory", "stopping_envs:Slow", num_envs=2, num_steps=30, policy="counting")

@@ -33,27 +33,26 @@ RUNS = {
 }
 SIZE = ("--num-envs", "13", "--num-steps", "70")
 # As many shards as the tests' only host has here have the bytes of as many nodes.
-MAIN, FEWER = ("random", "Dict", "on the ranks", "episodes"), (2, 5)  # On two ranks and on five are only these runs.
 WAYS = {1: ("3",), 2: ("3", "--batch-size", "1"), 3: ("2", "--num-groups", "2"), 5: ("3",)}
+NAMES = {1: ("random", "episodes"), 2: ("random", "Dict"), 3: tuple(RUNS), 5: ("on the ranks", "episodes")}
 SHARDED = ("--storage", "sharded")
 
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
     def ways_of(name: str, num_ranks: int) -> list[tuple[str, ...]]:
-        if num_ranks in FEWER and name not in MAIN:
-            return []
         shards = (*SIZE, *SHARDED, "--shards-per-node", WAYS[num_ranks][0])
         more = WAYS[num_ranks][1:] if name in ("random", "Dict") else ()
-        return [(*shards, *more)] if num_ranks > 1 else [(*shards, *more), SIZE]
+        sets = [(*shards, *more)] if name in NAMES[num_ranks] else []
+        return [SIZE, *sets] if num_ranks == 1 else sets
 
     return collected_in_ways(tmp_path_factory, RUNS, ways_of)
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("num_ranks", "name"), [(n, name) for n in WAYS for name in (MAIN if n in FEWER else RUNS)])
+@pytest.mark.parametrize(("num_ranks", "name"), [(number, name) for number in WAYS for name in NAMES[number]])
 def test_a_set_has_the_bytes_of_a_single_file(collected: Collected, num_ranks: int, name: str):
-    assert_same_bytes(datasets(collected(num_ranks)[name][0]), datasets(collected(1)[name][1]))
+    assert_same_bytes(datasets(collected(num_ranks)[name][-1]), datasets(collected(1)[name][0]))
 
 
 @pytest.mark.mpi(5)

@@ -28,7 +28,6 @@ ENVS: dict[str, dict[str, Any]] = {  # With the keyword arguments that make epis
     "envs:Telling": {},
     "envs:Loose": {},
 }
-MODES = [mode.name.lower() for mode in AutoresetMode]
 WAYS: dict[str, dict[str, Any]] = {
     "lockstep": {},
     "two groups": {"num_groups": 2},
@@ -46,9 +45,14 @@ WAITS: dict[str, dict[str, Any]] = {
     "two groups, sleeping": {"wait": "sleep", "num_groups": 2},
     "first ready, sleeping": {"wait": "sleep", "batch_size": 1, "root_envs": 0},
 }
-IN_ALL_WAYS = [("envs:Nested", "same_step"), *(("envs:Telling", mode) for mode in MODES)]
+IN_ALL_WAYS = [("envs:Nested", "same_step"), ("envs:Telling", "same_step")]
+IN_SOME = {  # In these, and on one rank in the first of them.
+    **dict.fromkeys(IN_ALL_WAYS, ("first ready", "views")),
+    ("envs:Telling", "next_step"): ("first ready", "dedicated root", "views of two groups"),
+    ("envs:Telling", "disabled"): ("two groups", "dedicated root, first ready", "views"),
+}
 CASES = [  # The others in lockstep, and in one mode: tests/envs/test_loop.py has all envs in all modes.
-    *IN_ALL_WAYS,
+    *IN_SOME,
     ("CartPole-v1", "next_step"),
     ("Pendulum-v1", "same_step"),
     ("FrozenLake-v1", "disabled"),
@@ -69,10 +73,10 @@ def num_steps_of(env: str) -> int:
 
 
 def ways(env: str, mode: str, num_ranks: int) -> dict[str, dict[str, Any]]:
-    if (env, mode) not in IN_ALL_WAYS:
-        return {"lockstep": {}}
-    chosen = WAYS | (WAITS if (env, mode) == ("envs:Telling", "same_step") else {})
-    return {name: way for name, way in chosen.items() if num_ranks > 1 or "root_envs" not in way}
+    some = IN_SOME.get((env, mode), ())
+    if (env, mode) in IN_ALL_WAYS and num_ranks > 1:
+        return WAYS | (WAITS if env == "envs:Telling" else {})
+    return {name: WAYS[name] for name in ("lockstep", *(some if num_ranks > 1 else some[:1]))}
 
 
 @cache
