@@ -108,9 +108,8 @@ def _of_policy(run: "RunFigures") -> Causes:
         more = "--policy MODULE:make_policy" if run.policy_kind == CALLED else "--policy-on workers"
         if run.num_ranks == 1:
             more = f"mpirun -n {num_ranks}" + f" and {more}" * (run.policy_kind == CALLED)
-        if (
-            block := -(-run.num_envs // num_ranks)
-        ) < POLICY_BLOCK:  # Else each rank would ask for the others' envs, too.
+        block = -(-run.num_envs // num_ranks)
+        if block < POLICY_BLOCK:  # Else each rank would ask for the others' envs, too.
             more += f" --policy-block {block}"
         saved = 100 * run.losses["policy"] * (1 - 1 / num_ranks)
         yield run.losses["policy"], "the policy on rank 0 took", f"{more} would save about {saved:.0f}%"

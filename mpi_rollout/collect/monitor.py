@@ -23,7 +23,7 @@ from mpi_rollout.storage.status import Status
 from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
-    from mpi_rollout.storage.later_check import LaterCheck
+    from mpi_rollout.storage.verification import LaterCheck
     from mpi_rollout.storage.writer import Writer  # Imports h5py, which is for the root alone.
 
 RankReport = dict[str, Any]  # What a rank says of itself at the end: its host, envs and seconds by phase.

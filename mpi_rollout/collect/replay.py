@@ -24,7 +24,7 @@ from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.exchange.orders import Command
-from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.process.console import say
 from mpi_rollout.ranks.set_up import EnvFacts, Plan, RankEnvs, assemble
 from mpi_rollout.text import counted

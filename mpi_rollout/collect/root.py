@@ -13,27 +13,14 @@ from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.episode_goal import make_goal
 from mpi_rollout.collect.leaders import Leaders
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RunState
-from mpi_rollout.collect.replay import (
-    bring_back,
-    check_columns,
-    check_promise,
-    load,
-    say_resumed,
-)
+from mpi_rollout.collect.replay import bring_back, check_columns, check_promise, load, say_resumed
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.collect.team import RankTeam
 from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.policy_kinds import MAKE_POLICY
 from mpi_rollout.core.seeding import Reproducibility
-from mpi_rollout.drive.actions import (
-    ActionSource,
-    ModelActions,
-    PolicyActions,
-    PolicyOnRanks,
-    RankActions,
-    too_short,
-)
+from mpi_rollout.drive.actions import ActionSource, ModelActions, PolicyActions, PolicyOnRanks, RankActions, too_short
 from mpi_rollout.drive.blocks import Discard
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import prepare_lengths
@@ -41,7 +28,7 @@ from mpi_rollout.drive.recall import Recall
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import ActionError, DataError, Interrupted, PolicyError, RolloutError
 from mpi_rollout.exchange import job_end
-from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.policies.blocks import BlockPolicy
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.sources import load_model

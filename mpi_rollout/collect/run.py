@@ -35,14 +35,7 @@ from mpi_rollout.process.terminal import find_terminal
 from mpi_rollout.ranks import agreement
 from mpi_rollout.ranks.agreement import as_refusals
 from mpi_rollout.ranks.job_ranks import JobRanks, join
-from mpi_rollout.ranks.set_up import (
-    EnvFacts,
-    Plan,
-    RankEnvs,
-    assemble,
-    divided,
-    make_rank_envs,
-)
+from mpi_rollout.ranks.set_up import EnvFacts, Plan, RankEnvs, assemble, divided, make_rank_envs
 from mpi_rollout.storage.status import tell_abort
 from mpi_rollout.storage.values import check_storable
 from mpi_rollout.text import counted

@@ -111,7 +111,7 @@ class RunEnd:
             state = "interrupted" if cause.is_stopped else "failed"
             self.tell_status(state, cause.code, cause.message, num_safe, is_resumable)
         if self.config.json:
-            self._print(json.dumps({"error": cause.message + kept, "exit_code": cause.code}))
+            say(json.dumps({"error": cause.message + kept, "exit_code": cause.code}) + "\n", STDOUT)
         return cause.code
 
     def _kept_in_shards(self, num_safe: int) -> str:
@@ -127,13 +127,13 @@ class RunEnd:
             return self._tell_failed(outcomes, [failed])
         self.tell_status("complete", 0, self.team.whole.path, outcomes[0].num_safe)
         if figures is not None:
-            self._print(json.dumps(figures.as_dict()) if self.config.json else "\n".join(fitted(figures.lines(), 4)))
+            text = json.dumps(figures.as_dict()) if self.config.json else "\n".join(fitted(figures.lines(), 4))
+            say(f"{text}\n", STDOUT)
         return 0
 
     def _complete_set(self, shard_set: "ClaimedSet", figures: RunFigures | None, num_steps: int) -> Outcome | None:
         """Make one data set of the shards; return what has failed."""
-        from mpi_rollout.storage.run_file import Ending
-        from mpi_rollout.storage.schema import INTERVAL
+        from mpi_rollout.storage.schema import INTERVAL, Ending
         from mpi_rollout.storage.set_end import complete_manifest
 
         ending = Ending(utc_now(), 0, 0.0, [], [], complete=True)
@@ -204,7 +204,7 @@ class RunEnd:
 
     def _close(self, collector: Collector, complete: bool) -> RunFigures:
         """Close the file, with what the ranks have to report."""
-        from mpi_rollout.storage.run_file import Ending
+        from mpi_rollout.storage.schema import Ending
 
         self.monitor.progress.close()
         if complete:
@@ -252,10 +252,6 @@ class RunEnd:
             policy_kind=kind_of_name(config.policy),
             compression=config.compression,
         )
-
-    @staticmethod
-    def _print(text: str) -> None:
-        say(f"{text}\n", STDOUT)
 
 
 def steps_before(num_steps: int) -> str:

@@ -28,6 +28,7 @@ ID = re.compile(r"(?:(?P<namespace>[-_\w][-_\w/]*[-_\w]+)/)?(?P<name>[-_\w]+?)(?
 NAMESPACE_FILE = "namespace_metadata.json"
 VARIABLE = "MINARI_DATASETS_PATH"
 Options: TypeAlias = Mapping[str, Any]
+PATIENCE_S = 600.0  # To compress one large episode takes minutes, in which the child gives no sign of life.
 
 
 def export_minari(files: Sequence[str], dataset_id: str, options: Options) -> list[str]:
@@ -41,7 +42,8 @@ def export_minari(files: Sequence[str], dataset_id: str, options: Options) -> li
     start, place = perf_counter(), Place(dataset_id, options["overwrite"])
     try:
         given = {**options, "dataset_id": dataset_id}
-        report = in_sandbox("mpi_rollout.data.exports.minari:export", files[0], [*files], place.make(), given)
+        task, arguments = "mpi_rollout.data.exports.minari:export", ([*files], place.make(), given)
+        report = in_sandbox(task, files[0], *arguments, patience_s=PATIENCE_S)
         place.publish()
     finally:
         place.remove()
@@ -72,7 +74,8 @@ def export_d4rl(files: Sequence[str], out: str, options: Options) -> list[str]:
     check_place("", out)
     start, replaces, temporary = perf_counter(), identity(out), temporary_path(os.path.abspath(out), "exporting")
     with removed(temporary):
-        report = in_sandbox("mpi_rollout.data.exports.d4rl:export", files[0], list(files), temporary, options)
+        task, arguments = "mpi_rollout.data.exports.d4rl:export", ([*files], temporary, options)
+        report = in_sandbox(task, files[0], *arguments, patience_s=PATIENCE_S)
         try:
             give_name(temporary, out, replaces)
         except OSError as error:

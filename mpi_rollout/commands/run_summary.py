@@ -12,7 +12,7 @@ import numpy as np
 from mpi_rollout.process.clock import PHASES
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.schema import LIMIT, RETURN_OF, agents_in, is_manifest, is_recording
-from mpi_rollout.storage.set_check import wrong_values_of
+from mpi_rollout.storage.set_end import wrong_values_of
 from mpi_rollout.storage.shard_files import shard_path, size_of
 from mpi_rollout.storage.stored_run import Part, StoredRun
 from mpi_rollout.storage.untrusted import Tell, count, number, parsed, steadily, text

@@ -106,7 +106,7 @@ class RunData:
 
     @property
     def path(self) -> str:
-        """The name of the file."""
+        """The whole path of the file."""
         return self._source.path
 
     @property
@@ -253,7 +253,7 @@ class RunData:
         return f"<RunData {self.path}: {env}, {self.num_envs:,} envs x {self.num_steps:,} steps>"
 
     def __reduce__(self) -> tuple[type["RunData"], tuple[str, str | None]]:
-        return RunData, (self._source.locate(), self._agent)
+        return RunData, (self._source.path, self._agent)
 
 
 def _plain(value: object) -> object:

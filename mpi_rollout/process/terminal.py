@@ -44,9 +44,6 @@ class Terminal:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def flush(self) -> None:
-        """Do nothing: nothing is kept back."""
-
 
 class Stderr:
     """Stderr in place of a terminal, with the same attributes: for a progress bar that the user asked for."""
@@ -60,9 +57,6 @@ class Stderr:
     def write(self, text: str) -> None:
         """Write text, without what finds no reader at once."""
         say(text, STDERR, patience_s=0.0)
-
-    def flush(self) -> None:
-        """Do nothing: nothing is kept back."""
 
 
 def open_terminal() -> Terminal | None:

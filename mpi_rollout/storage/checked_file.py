@@ -56,24 +56,21 @@ AUTORESET_MODES = ("NextStep", "SameStep", "Disabled")  # Gymnasium's values; re
 
 
 @contextmanager
-def checked(
-    path: str, tell: Tell, num_steps: int | None = None, is_rescue: bool = False, place: str = ""
-) -> Iterator["CheckedFile"]:
+def checked(path: str, tell: Tell, num_steps: int | None = None, is_rescue: bool = False) -> Iterator["CheckedFile"]:
     """Open a file that may be damaged or hostile, after checks that read its tables and none of its columns.
 
     What they find is enough to read a column without harm; what is in it `ChunkReader` checks, chunk by chunk.
     With `num_steps`, only so many of the committed steps count.  In a rescue, HDF5's index and /episodes, which follow
-    from the rest, may be damaged.  It is opened at `place`, if `path` no longer leads there.  DataError, also in the
-    `with` block, if it is no whole file of a run.
+    from the rest, may be damaged.  DataError, also in the `with` block, if it is no whole file of a run.
     """
-    with reading(path, tell, place) as (file, note):
+    with reading(path, tell) as (file, note):
         checks = CheckedFile(file, path, note)
         checks.check_lengths()
         checks.limit_to(num_steps)
         checks.tell("its list of chunks")
         # Those of the steps that count or, in a whole file, of all that are committed.
         num_steps = checks.num_steps if is_rescue else checks.num_committed
-        checks.stored = FileChunks(file, place or path, num_steps, checks.is_sealed, not is_rescue, is_rescue)
+        checks.stored = FileChunks(file, path, num_steps, checks.is_sealed, not is_rescue, is_rescue)
         with closing(checks.stored):
             checks.check_tables(is_rescue)
             yield checks

@@ -1,8 +1,8 @@
-"""The manifest of a set of shards: which envs of a run are in which of its files, and how these were complete.
+"""The manifest of a set of shards: which envs of a run are in which of its files, and whether these are still the same.
 
 A set is one run in several files.  A shard is an ordinary file, of a run of fewer envs that knows its first env; the
 attribute `run`, which all files of a set have, says that they belong together.  The manifest has the attributes of the
-whole run, and no columns of its own; see `set_check` for what it has when all shards are complete.
+whole run, and no columns of its own; see `set_end` for what it has when all shards are complete.
 """
 
 import json
@@ -12,13 +12,18 @@ from dataclasses import dataclass
 
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.seeding import Reproducibility
-from mpi_rollout.errors import ContentError
+from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.process.console import take_free_descriptors
 from mpi_rollout.storage.checked_file import CheckedFile
 from mpi_rollout.storage.ownership import Lock, identity, make_locked, put_in_free_place, refusal, removed
-from mpi_rollout.storage.schema import Schema, is_manifest, libraries
-from mpi_rollout.storage.shard_files import shards_folder
-from mpi_rollout.storage.untrusted import open_unmarked, parsed, reading, text
+from mpi_rollout.storage.schema import COMMIT, Schema, check_datasets, is_manifest, libraries
+from mpi_rollout.storage.shard_files import name_now, shard_path, shards_folder
+from mpi_rollout.storage.stored_file import StoredFile
+from mpi_rollout.storage.untrusted import linked, open_unmarked, parsed, reading, text
+from mpi_rollout.text import counted
+
+PUT_BACK = "; put back the shard that was there"
+SAME = "spaces", "autoreset_mode"  # Attributes without which columns do not fit together.
 
 
 @dataclass(frozen=True)
@@ -60,9 +65,9 @@ def run_of(path: str) -> str:
         return str(file.attrs.get("run", ""))
 
 
-def read_manifest(path: str, place: str = "") -> Manifest:
-    """Read a manifest at `place`, which messages call `path`; DataError if it is none, or damaged."""
-    with reading(path, lambda doing: None, place) as (file, note):
+def read_manifest(path: str) -> Manifest:
+    """Read a manifest; DataError if it is none, or damaged."""
+    with reading(path, lambda doing: None) as (file, note):
         return manifest_of(CheckedFile(file, path, note))
 
 
@@ -126,3 +131,52 @@ def begin_manifest(
         lock.sync()
         put_in_free_place(new, part)
     return lock
+
+
+def open_shard(manifest: Manifest, number: int, path: str, is_rescue: bool = False) -> StoredFile:
+    """Open a shard of the manifest at a path; DataError if it is missing, damaged or of something else."""
+    file = StoredFile(place_of(manifest, number, path), is_rescue)
+    if problem := _other(manifest, number, file, path):
+        raise DataError(f"{file.path}: {problem}{PUT_BACK}")
+    return file
+
+
+def place_of(manifest: Manifest, number: int, path: str) -> str:
+    """Return where a shard is; DataError if it is missing."""
+    shard, is_part = shard_path(path, manifest.ranges[number]), path.endswith((".part", ".part.new"))
+    # Of a set that is extended, both are there, and the one that is written has more.
+    place = name_now(f"{shard}.part") if is_part else shard
+    if not os.path.lexists(place):
+        again = ", or the command of its run makes it again" if is_part else ""
+        raise DataError(f"{shard}: no such file; it is a shard of {path}: put it back there{again}")
+    return place
+
+
+def check_end(manifest: Manifest, number: int, path: str) -> None:
+    """Compare the last commit of a shard of a complete set, which no other file has, with what the manifest says.
+
+    DataError as from `open_shard`, and if it is another one of its run; nothing else of the shard is read.
+    """
+    shard = place_of(manifest, number, path)
+    with reading(shard, lambda doing: None) as (file, _):
+        commits = linked(file, "commits", "/commits")
+        check_datasets({"commits": commits}, {"commits": (COMMIT, ())}, "none")
+        num_steps, _, digest = commits[-1]
+    if (int(num_steps), bytes(digest).hex()) != manifest.ends[number]:
+        open_shard(manifest, number, path)  # It says more of a file of something else.
+        way_out = f"; the run is being extended: read {path}.part" if os.path.lexists(f"{path}.part") else PUT_BACK
+        before = counted(manifest.ends[number][0], "step")
+        has = counted(int(num_steps), "step")
+        raise DataError(f"{shard}: it has {has}, {path} was completed with another one of {before}{way_out}")
+
+
+def _other(manifest: Manifest, number: int, file: StoredFile, path: str) -> str:
+    """Say what is wrong with a file that is not this shard."""
+    first_env, num_envs = file.config.first_env - manifest.config.first_env, file.config.num_envs
+    if file.attributes.get("run") != manifest.run:
+        return f"it is no shard of {path}, but of another run"
+    if range(first_env, first_env + num_envs) != manifest.ranges[number]:
+        return f"it has envs {first_env} to {first_env + num_envs - 1} of the run, and is a copy of another shard"
+    if any(file.attributes[name] != manifest.attributes[name] for name in SAME):
+        return f"its spaces are not those of {path}"
+    return ""

@@ -17,7 +17,6 @@ from mpi_rollout.storage import ownership
 from mpi_rollout.storage.checked_file import identity_of
 from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.filters import check_available
-from mpi_rollout.storage.later_check import LaterCheck
 from mpi_rollout.storage.manifest import is_set
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
 from mpi_rollout.storage.run_file import Prefix, RunFile
@@ -35,6 +34,7 @@ from mpi_rollout.storage.status import refuse_running, status_path
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.tail import not_continued
 from mpi_rollout.storage.torn import is_marked
+from mpi_rollout.storage.verification import LaterCheck
 
 DEFAULT_FOLDER = "results"  # The folder of outputs without `--out`, made where a command is started.
 

@@ -126,21 +126,17 @@ def is_at(path: str, descriptor: int) -> bool:
         return False
 
 
-def why_no_file(path: str, place: str = "") -> str:
-    """Return why there is nothing to read, and what may be meant; "" for a file that is not empty.
-
-    `place` is the path to look at, if `path` no longer leads there.
-    """
-    place = place or path
-    if os.path.isfile(place):
-        return "" if os.path.getsize(place) else f"{path} is not a readable HDF5 file: it is empty"
-    if os.path.isdir(place):
+def why_no_file(path: str) -> str:
+    """Return why there is nothing to read, and what may be meant; "" for a file that is not empty."""
+    if os.path.isfile(path):
+        return "" if os.path.getsize(path) else f"{path} is not a readable HDF5 file: it is empty"
+    if os.path.isdir(path):
         return f"{path} is a folder; name a file in it"
-    if os.path.exists(place):
+    if os.path.exists(path):
         return f"{path} is no file but a device, pipe or socket"
     is_part = path.endswith(".part")
-    other, there = (name.removesuffix(".part") if is_part else f"{name}.part" for name in (path, place))
-    if os.path.isfile(there):
+    other = path.removesuffix(".part") if is_part else f"{path}.part"
+    if os.path.isfile(other):
         state = "the complete file" if is_part else "which is not complete"
         return f"{path}: no such file; there is {quote(other)}, {state}: give that name"
     return f"{path or repr(path)}: no such file"

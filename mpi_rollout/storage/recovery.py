@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 
 import h5py
@@ -43,19 +43,12 @@ class SetSource:
     def __init__(self, manifest: CheckedFile, stored: StoredRun, num_steps: int):
         self._stored, self.stored, self.num_steps, self.num_committed = stored, self, num_steps, stored.num_steps
         self.root, self.is_complete, self.throughput = manifest.root, manifest.is_complete, manifest.throughput
-        self._manifest, self.tell, self.resets = manifest, manifest.tell, manifest.resets
+        self.tell, self.table, self.resets = manifest.tell, manifest.table, manifest.resets
         kept = {name: value for name, value in self.root.items() if name not in (*OF_SET, *LATER_ATTRIBUTES)}
         options = json.loads(str(self.root["config"]))
         kept["config"] = json.dumps({name: value for name, value in options.items() if name not in OPTIONS_OF_SET})
         self.schema = Schema(kept, max(shape[0] for shape in stored.chunks.values()))
         self.config = self.schema.config
-
-    def table(self, name: str, dtype: np.dtype) -> np.ndarray:
-        """Return a table of the manifest; before the set is complete the shards know the throughput."""
-        if name == "throughput/intervals" and not self.is_complete:
-            tables = [part.file.intervals for part in self._stored.parts]
-            return merged_intervals([intervals for intervals in tables if len(intervals)])
-        return self._manifest.table(name, dtype)
 
     def faults(self) -> np.ndarray:
         """Return the rows of /faults of the steps that count."""
@@ -76,20 +69,6 @@ class SetColumn:
     def read(self, start: int, stop: int, into: np.ndarray | None = None) -> np.ndarray:
         """Read rows `start` to `stop` - 1, into an array if one is given; DataError if a chunk is damaged."""
         return self._stored.read(self._name, slice(start, stop), slice(0, self.shape[1]), into)
-
-
-def merged_intervals(tables: Sequence[np.ndarray]) -> np.ndarray:
-    """Put the throughput of teams in their last start together: at each time, what each of them noted last."""
-    begins = [np.flatnonzero(np.diff(rows["time"], prepend=np.inf) < 0)[-1] for rows in tables]
-    last = [rows[begin:] for rows, begin in zip(tables, begins, strict=True)]
-    times = np.unique([time for rows in last for time in rows["time"]])
-    merged = np.zeros(len(times), INTERVAL)
-    merged["time"] = times
-    for rows in last:
-        places = np.searchsorted(rows["time"], times, side="right")
-        for name in ("env_steps", "env_steps_per_s"):
-            merged[name] += np.append(np.zeros(1, rows[name].dtype), rows[name])[places]
-    return merged
 
 
 def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int | None = None) -> dict[str, object]:

@@ -6,7 +6,7 @@ so what `num_steps` counts is there even after a SIGKILL; see `chunks` for what 
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,7 +28,7 @@ from mpi_rollout.storage.recovery import copy_prefix, writing
 from mpi_rollout.storage.schema import (
     INTERVALS_PER_CHUNK,
     LIMIT,
-    Reports,
+    Ending,
     Schema,
     is_recording,
     libraries,
@@ -38,19 +38,6 @@ from mpi_rollout.storage.schema import (
 from mpi_rollout.storage.tail import Tail, can_go_on, read_tail
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import check_index
-
-
-@dataclass(frozen=True)
-class Ending:
-    """What is known only at the end of a run, for the file."""
-
-    finished: str
-    env_steps: int
-    seconds: float
-    ranks: Reports
-    limit: Sequence[tuple[float, float]]
-    complete: bool
-    advice: str = ""
 
 
 @dataclass(frozen=True)

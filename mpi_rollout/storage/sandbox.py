@@ -2,7 +2,7 @@
 
 The child prints a line of JSON for every sign of life, and one for how it ended.  What it returns is data.  Its memory
 is limited, and it ends with its parent.  Nobody but its parent ends it: the signals that ask a job to stop are blocked
-in the child, since the parent heeds them.
+in the child, and end the parent.
 """
 
 import importlib
@@ -19,20 +19,19 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import IO, Any
 
 from mpi_rollout import errors
-from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError, as_flag
-from mpi_rollout.process.interrupts import STOP_SIGNALS, is_main_thread
+from mpi_rollout.errors import DataError, RolloutError, as_flag
+from mpi_rollout.process.interrupts import STOP_SIGNALS
 from mpi_rollout.process.start import end_with
 from mpi_rollout.storage.shard_files import size_of
-from mpi_rollout.text import first_line
 
 PATIENCE_S = 60.0  # The longest time without a sign of life.  Each chunk, of about 1 MiB, gives one.
 LOOK_EVERY_S = 0.2
 TELL_EVERY_S = 0.2
 NUM_ROWS, FOLLOWING_S = 1000, 20.0  # Of `why_not_followed`.
+FOLLOWER = "import h5py, sys; print(h5py.File(sys.argv[1], libver='latest', swmr=True, locking=False)['rows'][:].sum())"
 BLOCKED_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGUSR2)
 CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 # Interpreter, NumPy and HDF5 take 60 MB.  The rest is in proportion to the file.  The worst is `verify` of a file of
@@ -54,11 +53,9 @@ def in_sandbox(task: str, path: str, *arguments: object, patience_s: float = PAT
         The task raised it; or the child failed for a reason that says nothing about the file.
     DataError
         The child crashed in C code, or gave no sign of life for too long.
-    Interrupted
-        This process was asked to stop meanwhile.
     """
-    with heeding() as asked, started(task, path, *arguments) as child:
-        return answer_of(child, patience_s, asked)
+    with started(task, path, *arguments) as child:
+        return answer_of(child, patience_s)
 
 
 def why_not_followed(path: str) -> str:
@@ -74,23 +71,14 @@ def why_not_followed(path: str) -> str:
         rows.resize((NUM_ROWS,))
         rows[:] = 1
         file.flush()
+        command = [sys.executable, "-c", FOLLOWER, path]
         try:  # In another process: this one would get the data from memory.
-            num_found = in_sandbox("mpi_rollout.storage.sandbox:num_rows_found", path, patience_s=FOLLOWING_S)
-        except RolloutError as error:
-            return str(error)
-    return "" if num_found == NUM_ROWS else f"it finds {num_found} of {NUM_ROWS} rows"
-
-
-def num_rows_found(tell: Callable[[str], None], path: str) -> int:
-    """Count the rows that a reader finds in the file of `why_not_followed`; StorageError if it cannot read it."""
-    import h5py
-
-    tell("reading its rows")
-    try:
-        with h5py.File(path, libver="latest", swmr=True, locking=False) as file:
-            return int(file["rows"][:].sum())
-    except (OSError, RuntimeError, KeyError) as error:
-        raise StorageError(first_line(error)) from error
+            reader = subprocess.run(command, capture_output=True, text=True, timeout=FOLLOWING_S)
+        except subprocess.TimeoutExpired:
+            return f"it does not answer for {FOLLOWING_S:g} s"
+    return (
+        "" if reader.stdout == f"{NUM_ROWS}\n" else reader.stderr.strip().rpartition("\n")[2] or "it finds other rows"
+    )
 
 
 @dataclass(frozen=True)
@@ -103,11 +91,11 @@ class Child:
     heard: bytearray = field(default_factory=bytearray)
 
 
-def answer_of(child: Child, patience_s: float, asked: list[int]) -> object:
+def answer_of(child: Child, patience_s: float) -> object:
     """Wait for what the task has returned, or yielded, or raise what `in_sandbox` does."""
     doing, path = "starting", child.path
     try:
-        for line in _lines(child, patience_s, asked):
+        for line in _lines(child, patience_s):
             said = json.loads(line)
             if "refused" in said:
                 raise getattr(errors, said["kind"])(said["refused"])
@@ -119,35 +107,7 @@ def answer_of(child: Child, patience_s: float, asked: list[int]) -> object:
         raise DataError(
             f"{path}: no answer for {patience_s:g} s while {doing}; the file is damaged, or its disk fails"
         ) from None
-    except InterruptedError:
-        name = signal.Signals(asked[0]).name
-        raise Interrupted(f"{path}: stopped by {name} while {doing}; the file was left as it is") from None
     raise _failure(path, doing, child.process.returncode, child.words)
-
-
-@contextmanager
-def heeding() -> Iterator[list[int]]:
-    """Collect the signals that ask to stop, in the main thread; raise those again at the end that nobody has heeded."""
-    asked: list[int] = []
-
-    def note(number: int, _: FrameType | None) -> None:
-        asked.append(number)
-
-    before = {}
-    if is_main_thread():
-        # A handler that is None is not Python's, and could not be put back.
-        heard = [number for number in BLOCKED_SIGNALS if signal.getsignal(number) not in (None, signal.SIG_IGN)]
-        before = {number: signal.signal(number, note) for number in heard}
-    try:
-        yield asked
-    except Interrupted:
-        asked.clear()
-        raise
-    finally:
-        for blocked, handler in before.items():
-            signal.signal(blocked, handler)
-        for number in asked:
-            signal.raise_signal(number)
 
 
 @contextmanager
@@ -170,8 +130,8 @@ def started(task: str, path: str, *arguments: object) -> Iterator[Child]:
                 process.kill()
 
 
-def _lines(child: Child, patience_s: float, asked: list[int]) -> Iterator[bytes]:
-    """Yield a child's lines; TimeoutError if none comes for too long, InterruptedError if something is in `asked`."""
+def _lines(child: Child, patience_s: float) -> Iterator[bytes]:
+    """Yield a child's lines; TimeoutError if none comes for too long."""
     pipe, heard = child.process.stdout, child.heard
     assert pipe is not None
     with selectors.DefaultSelector() as selector:
@@ -183,8 +143,6 @@ def _lines(child: Child, patience_s: float, asked: list[int]) -> Iterator[bytes]
                 line = bytes(heard[:end])
                 del heard[:end]
                 yield line
-            if asked:
-                raise InterruptedError
             if not selector.select(min(LOOK_EVERY_S, patience_s)):
                 silent_s += LOOK_EVERY_S
                 if silent_s >= patience_s:
@@ -226,7 +184,7 @@ def serve() -> None:
     kept = []  # An error holds what it has interrupted.  HDF5 may crash when it closes that, on a disk that is full.
     try:
         returned = function(teller(signs), path, *arguments)
-        if isinstance(returned, Iterator):  # See `later_check`.
+        if isinstance(returned, Iterator):  # See `verification.LaterCheck`.
             signs.write(json.dumps({"done": next(returned)}) + "\n")
             returned = list(returned)
         answer = {"done": returned}

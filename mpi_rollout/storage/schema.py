@@ -84,6 +84,19 @@ TABLES = {  # Tables to which rows are appended: the dtype, and the rows of a ch
 
 
 @dataclass(frozen=True)
+class Ending:
+    """What is known only at the end of a run, for the file."""
+
+    finished: str
+    env_steps: int
+    seconds: float
+    ranks: Reports
+    limit: Sequence[tuple[float, float]]
+    complete: bool
+    advice: str = ""
+
+
+@dataclass(frozen=True)
 class Schema:
     """What is known about a file before its first step: the attributes of its root group, and the rows of a block."""
 

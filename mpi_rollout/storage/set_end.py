@@ -1,19 +1,28 @@
-"""The end of a set: when all shards are complete, its manifest is written once more, checked, and gets its name."""
+"""The end of a set: when all shards are complete, its manifest is written once more, checked, and gets its name.
+
+What it says of the whole run follows from the shards.  Its tables are those of a single file.  Its columns are HDF5's
+virtual datasets, by which other programs see those of the shards as one; their names are relative, so that file and
+folder can be moved together.
+"""
 
 import os
 from contextlib import closing
 from json import dumps
 
+import h5py
 import numpy as np
 
-from mpi_rollout.errors import DataError
+from mpi_rollout.errors import ContentError, DataError
+from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunks import FileDatasets
 from mpi_rollout.storage.ownership import give_name, identity, make_locked, removed
-from mpi_rollout.storage.run_file import Ending
-from mpi_rollout.storage.schema import LATER_ATTRIBUTES, LIMIT, Schema, padded, rank_rows
-from mpi_rollout.storage.set_check import check_set, episodes_of, lay_out, wrong_values_of
+from mpi_rollout.storage.schema import LATER_ATTRIBUTES, LIMIT, Ending, Schema, padded, rank_rows
 from mpi_rollout.storage.shard_files import shard_path
 from mpi_rollout.storage.stored_run import StoredRun
+from mpi_rollout.storage.untrusted import Tell
+from mpi_rollout.storage.values import merged_wrong
+
+Source = tuple[str, str, tuple[object, ...]]  # A file, its dataset, and the first and last element that it is there.
 
 
 def complete_manifest(path: str, ending: Ending, intervals: np.ndarray, replaces: tuple[int, int] | None = None) -> str:
@@ -68,3 +77,77 @@ def _fill(datasets: FileDatasets, path: str, stored: StoredRun, ending: Ending, 
     datasets.end(num_steps, ending.env_steps, ending.seconds, rank_rows(ending.ranks), is_last=True)
     for name, words in (("finished", ending.finished), ("advice", ending.advice)):
         file.attrs.modify(name, padded(name, words))
+
+
+def episodes_of(stored: StoredRun) -> np.ndarray:
+    """Return the table of episodes: those that have ended, then those that the end of the data cuts."""
+    return np.concatenate([stored.ended, stored.unfinished()])
+
+
+def lay_out(file: h5py.File, path: str, name: str, stored: StoredRun) -> None:
+    """Make the virtual dataset of a column."""
+    leaf, num_rows = stored.leaves[name], stored.num_rows(name)
+    layout = h5py.VirtualLayout((num_rows, stored.config.num_envs, *leaf.shape), leaf.dtype)
+    for envs in (part.envs for part in stored.parts):
+        shape = (num_rows, len(envs), *leaf.shape)
+        source = h5py.VirtualSource(_relative(path, envs), f"trajectories/{name}", shape, leaf.dtype)
+        layout[:, envs.start : envs.stop] = source
+    file.create_virtual_dataset(f"trajectories/{name}", layout)
+
+
+def _relative(path: str, envs: range) -> str:
+    """Return the name of a shard as HDF5 finds it from the manifest: a percent sign there has a meaning."""
+    name = shard_path(path, envs)
+    return os.path.join(os.path.basename(os.path.dirname(name)), os.path.basename(name)).replace("%", "%%")
+
+
+def wrong_values_of(stored: StoredRun) -> list[dict[str, str | int]]:
+    """Return the wrong values that the shards of a set record."""
+    return merged_wrong([(part.envs.start, part.file.wrong_values) for part in stored.parts])
+
+
+def check_set(tell: Tell, path: str, stored: StoredRun) -> None:
+    """Compare a complete manifest with what its shards say, except for their columns; DataError if something differs.
+
+    `stored` has the tables of the shards.
+    """
+    with checked(path, tell) as manifest:
+        tables = {"episodes": episodes_of(stored), "faults": stored.faults}
+        for name, expected in tables.items():
+            got = manifest.table(name, expected.dtype)
+            if got.tobytes() != expected.tobytes():
+                raise ContentError(f"{name} has {len(got):,} rows, which are not the {len(expected):,} of its shards")
+        for name in stored.leaves:
+            tell(f"where the data of trajectories/{name} are")
+            _check_column(name, manifest.file["trajectories"].get(name), path, stored)
+        if merged_wrong([(0, manifest.wrong_values())]) != wrong_values_of(stored):
+            raise ContentError("the wrong values that its columns record are not those of its shards")
+
+
+def _check_column(name: str, column: h5py.Dataset | None, path: str, stored: StoredRun) -> None:
+    """Raise ContentError if a virtual dataset is another one; the files that it names are not opened."""
+    if column is None:
+        raise ContentError(f"there is no trajectories/{name}")
+    leaf, got = stored.leaves[name], _sources_of(column)
+    shape = stored.num_rows(name), stored.config.num_envs, *leaf.shape
+    wanted = [_source_of(path, name, part.envs, shape) for part in stored.parts]
+    if got != wanted:
+        other = next((source for source in got if source not in wanted), ("less than all shards",))
+        before, is_renamed, _ = str(other[0]).replace("%%", "%").partition(".shards/")
+        back = f"; call the file {before} and its folder {before}.shards again, where other programs look for shards"
+        make_one = ", or make one file of it with `python -m mpi_rollout recover`"
+        way_out = back + make_one if is_renamed else ""
+        raise ContentError(f"trajectories/{name} is not made of its shards, but of {other[0]}{way_out}")
+    if (column.shape, column.dtype) != (shape, leaf.dtype):
+        raise ContentError(f"trajectories/{name} should be {leaf.dtype} {shape}")
+
+
+def _sources_of(column: h5py.Dataset) -> list[Source]:
+    sources = column.virtual_sources()
+    return [(name, dataset, space.get_select_bounds()) for space, name, dataset, _ in sources]
+
+
+def _source_of(path: str, name: str, envs: range, shape: tuple[int, ...]) -> Source:
+    first, last = [0] * len(shape), [size - 1 for size in shape]
+    first[1], last[1] = envs.start, envs.stop - 1
+    return _relative(path, envs), f"trajectories/{name}", (tuple(first), tuple(last))

@@ -9,6 +9,12 @@ import stat
 from contextlib import suppress
 
 
+def name_now(path: str) -> str:
+    """Return the name that a file has now: a run takes the `.part` away when it is complete."""
+    whole = path.removesuffix(".part")
+    return whole if not os.path.lexists(path) and os.path.lexists(whole) else path
+
+
 def shards_folder(path: str) -> str:
     """Return the folder of the shards of a set, by any name that its manifest has on the way."""
     return f"{path.removesuffix('.part.new').removesuffix('.part')}.shards"

@@ -12,7 +12,6 @@ from mpi_rollout.core.partition import Team
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
 from mpi_rollout.storage.checked_file import identity_of
-from mpi_rollout.storage.later_check import LaterCheck
 from mpi_rollout.storage.manifest import begin_manifest, read_manifest, run_of
 from mpi_rollout.storage.output import (
     ClaimedOutput,
@@ -29,6 +28,7 @@ from mpi_rollout.storage.shard_files import shard_path, shards_folder
 from mpi_rollout.storage.stored_run import StoredParts, StoredRun
 from mpi_rollout.storage.team_files import Shard, TeamFiles
 from mpi_rollout.storage.untrusted import attributes_of, open_unmarked
+from mpi_rollout.storage.verification import LaterCheck
 
 
 @dataclass

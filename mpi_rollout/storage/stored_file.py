@@ -15,11 +15,10 @@ import numpy as np
 
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError, DataError
-from mpi_rollout.process.paths import current
 from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunk_reader import ChunkReader, one_thread
 from mpi_rollout.storage.file_chunks import FileChunks
-from mpi_rollout.storage.schema import INTERVAL
+from mpi_rollout.storage.shard_files import name_now
 from mpi_rollout.storage.tail import running_table
 from mpi_rollout.storage.untrusted import open_unmarked, steadily
 from mpi_rollout.text import first_line
@@ -34,28 +33,6 @@ def _close_all() -> None:
     """Close all files: HDF5 would call Python to do it, when there is no interpreter any more."""
     for source in list(_sources):
         source.close()
-
-
-class Place:
-    """Where a file is that a run may be writing, and how messages call it.
-
-    A relative path begins in the current folder of now, wherever envs go meanwhile; messages have it as it was given.
-    """
-
-    def __init__(self, path: str, folder: str | None = None):
-        self.path, self.folder = path, current() if folder is None else folder
-        self._whole = path and os.path.join(self.folder, path)
-
-    def locate(self) -> str:
-        """Return the whole path that the file has now: a run takes the `.part` away when it is complete."""
-        whole = self._whole.removesuffix(".part")
-        if not os.path.lexists(self._whole) and os.path.lexists(whole):
-            self.path, self._whole = self.path.removesuffix(".part"), whole
-        return self._whole
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return the state of a copy in another process, which may have another current folder."""
-        return self.__dict__ | {"path": self._whole}
 
 
 class StoredFile:
@@ -77,12 +54,12 @@ class StoredFile:
         The rows of /episodes of committed steps, also of those that the run's end has cut.
     faults
         The rows of /faults of committed steps.
-    last_digest, wrong_values, intervals
-        Of a shard: the digest of its last commit, the wrong values that its attributes record, and the throughput.
+    last_digest, wrong_values
+        Of a shard: the digest of its last commit, and the wrong values that its attributes record.
     """
 
-    def __init__(self, place: Place, is_rescue: bool = False):
-        self._place, self._is_rescue = place, is_rescue
+    def __init__(self, path: str, is_rescue: bool = False):
+        self.path, self._is_rescue = path, is_rescue
         self._file: h5py.File | None = None
         self._stored: FileChunks
         self._pid = 0
@@ -93,25 +70,19 @@ class StoredFile:
         self.close()
         steadily(self.locate(), self._look)
 
-    @property
-    def path(self) -> str:
-        """The name of the file in messages."""
-        return self._place.path
-
     def locate(self) -> str:
-        """Return the whole path that the file has now."""
-        return self._place.locate()
+        """Return the path that the file has now."""
+        self.path = name_now(self.path)
+        return self.path
 
     def _look(self) -> None:
-        place = self.locate()
-        with checked(self.path, lambda doing: None, is_rescue=self._is_rescue, place=place) as checks:
+        with checked(self.locate(), lambda doing: None, is_rescue=self._is_rescue) as checks:
             self.attributes, self.config, self.is_complete = checks.root, checks.config, checks.is_complete
             self.is_sealed, self.num_steps, self.reproducibility = checks.is_sealed, checks.num_steps, checks.promise
             self.num_committed = checks.num_steps
             self.episodes, self.resets, self.faults = checks.committed_episodes(), checks.resets(), checks.faults()
             if "run" in checks.root:
                 self.last_digest, self.wrong_values = checks.last_digest(), checks.wrong_values()
-                self.intervals = checks.table("throughput/intervals", INTERVAL)
             datasets = checks.trajectories()
             self.leaves = {
                 name: Leaf(tuple(name.split("/")), dataset.dtype, dataset.shape[2:])
@@ -136,10 +107,10 @@ class StoredFile:
         return self._stored
 
     def _open(self) -> None:
-        file = open_unmarked(place := self.locate())
+        file = open_unmarked(self.locate())
         try:
             self._stored = FileChunks(
-                file, place, self.num_steps, self.is_sealed, not self._is_rescue, is_at_least=True
+                file, self.path, self.num_steps, self.is_sealed, not self._is_rescue, is_at_least=True
             )
         except BaseException:
             file.close()

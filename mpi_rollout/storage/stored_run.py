@@ -4,6 +4,7 @@ A set is read through its shards, each of which is checked as any file, and must
 The virtual datasets of the manifest are for other programs: HDF5 takes zeros for a shard that is missing.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -13,10 +14,11 @@ import numpy as np
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.errors import DataError
+from mpi_rollout.process.paths import current
 from mpi_rollout.storage.checked_file import checked
-from mpi_rollout.storage.manifest import Manifest, is_set, read_manifest
-from mpi_rollout.storage.shards import check_end, open_shard
-from mpi_rollout.storage.stored_file import Place, StoredFile
+from mpi_rollout.storage.manifest import Manifest, check_end, is_set, open_shard, read_manifest
+from mpi_rollout.storage.shard_files import name_now
+from mpi_rollout.storage.stored_file import StoredFile
 from mpi_rollout.storage.untrusted import steadily
 
 MOST_OPEN = 256  # Shards with open files, of two descriptors each: most systems let a process have 1024 of these.
@@ -43,12 +45,14 @@ class Part:
 class StoredRun:
     """The attributes of a run, and the rows of its columns that are committed.
 
-    A relative path begins in the current folder of now, wherever envs go meanwhile; messages have it as it was given.
+    A relative path begins in the current folder of now, wherever envs go meanwhile.
     DataError from the constructor if it is no file of a run, or is damaged; or if a shard is missing or another one.
     In a rescue, as `checked_file.checked` has it, there are no episodes.
 
     Attributes
     ----------
+    path
+        The whole path; of a set, that of its manifest.
     parts
         Its files: one, or its shards in the order of envs.
     attributes, config, leaves, chunks, reproducibility, resets
@@ -60,46 +64,38 @@ class StoredRun:
     """
 
     def __init__(self, path: str, is_rescue: bool = False):
-        self._place, self._is_rescue = Place(path), is_rescue
+        self.path, self._is_rescue = path and os.path.join(current(), path), is_rescue
         self.parts: Sequence[Part] = ()
         self._opened: list[StoredFile] = []
         self.look()
 
-    @property
-    def path(self) -> str:
-        """The name of the file in messages; of a set, that of its manifest."""
-        return self._place.path
-
-    def locate(self) -> str:
-        """Return the whole path that the file has now."""
-        return self._place.locate()
-
     def look(self) -> None:
         """Read what is committed now."""
         self.close()
-        if is_set(self.locate()):
-            steadily(self.locate(), self._look_at_set)
+        if is_set(name_now(self.path)):
+            steadily(self.path, self._look_at_set)
         else:
             self._look_at_file()
 
     def _look_at_file(self) -> None:
-        part = Part(range(0), partial(StoredFile, self._place, self._is_rescue))
-        file, part.envs = part.file, range(part.file.config.num_envs)
+        part = Part(range(0), partial(StoredFile, self.path, self._is_rescue))
+        file, part.envs, self.path = part.file, range(part.file.config.num_envs), part.file.path
         self._take_facts(file, [part])
         self.is_sealed, self.num_steps = file.is_sealed, file.num_steps
         self.resets, self.episodes, self.faults = file.resets, file.episodes, file.faults
 
     def _look_at_set(self) -> None:
-        manifest = read_manifest(self.path, self.locate())
+        self.path = name_now(self.path)
+        manifest = read_manifest(self.path)
         numbers = range(len(manifest.ranges))
-        opens = [partial(open_shard, manifest, number, self._place, self._is_rescue) for number in numbers]
+        opens = [partial(open_shard, manifest, number, self.path, self._is_rescue) for number in numbers]
         parts = list(map(Part, manifest.ranges, opens))
         if manifest.is_complete and not self._is_rescue:
-            with checked(self.path, lambda doing: None, place=self.locate()) as checks:
+            with checked(self.path, lambda doing: None) as checks:
                 self.num_steps, self.episodes = checks.num_steps, checks.committed_episodes()
                 self.faults = checks.faults()
             for number in numbers:
-                check_end(manifest, number, self._place)
+                check_end(manifest, number, self.path)
             self._take_facts(manifest, parts)
         else:
             self._take_facts(manifest, parts)
@@ -223,7 +219,7 @@ class StoredParts(StoredRun):
     def look(self) -> None:
         self.close()
         self.manifest = None
-        opens = [partial(StoredFile, Place(path)) for path in self._paths]
+        opens = [partial(StoredFile, path) for path in self._paths]
         parts = list(map(Part, self._ranges, opens))
         self._take_facts(parts[0].file, parts)
         self.config, self.is_sealed, self.resets = self._config, False, None

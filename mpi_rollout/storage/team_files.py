@@ -12,7 +12,8 @@ import numpy as np
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import Option
-from mpi_rollout.storage.run_file import Ending, RunFile
+from mpi_rollout.storage.run_file import RunFile
+from mpi_rollout.storage.schema import Ending
 from mpi_rollout.storage.values import merged_wrong
 
 

@@ -40,13 +40,12 @@ def open_unmarked(path: str) -> h5py.File:
 
 
 @contextmanager
-def reading(path: str, tell: Tell, place: str = "") -> Iterator[tuple[h5py.File, Tell]]:
+def reading(path: str, tell: Tell) -> Iterator[tuple[h5py.File, Tell]]:
     """Open a file that may be damaged or hostile; also give a function to tell what is read of it.
 
-    Messages call it `path`; it is opened at `place`, if `path` no longer leads there.
     DataError if there is no file, or if it cannot be read, here or in the `with` block, or leads to other files.
     """
-    if why := why_no_file(path, place):
+    if why := why_no_file(path):
         raise DataError(why)
     doing = ""
 
@@ -57,7 +56,7 @@ def reading(path: str, tell: Tell, place: str = "") -> Iterator[tuple[h5py.File,
 
     note("its superblock")
     try:
-        with open_unmarked(place or path) as file:
+        with open_unmarked(path) as file:
             note("its root group")
             yield file, note
     except Exception as error:

@@ -2,26 +2,28 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import islice
+from threading import Thread
 from typing import Any
 
 import numpy as np
 
-from mpi_rollout.errors import ContentError, DataError
+from mpi_rollout.errors import ContentError, DataError, RolloutError
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.episodes import make_table, stored_results
-from mpi_rollout.storage.manifest import is_set, read_manifest
+from mpi_rollout.storage.manifest import check_end, is_set, open_shard, read_manifest
+from mpi_rollout.storage.sandbox import PATIENCE_S, answer_of, started
 from mpi_rollout.storage.schema import RESET, is_recording
-from mpi_rollout.storage.set_check import check_set
-from mpi_rollout.storage.shards import open_shard
-from mpi_rollout.storage.stored_file import Place
+from mpi_rollout.storage.set_end import check_set
 from mpi_rollout.storage.stored_run import StoredRun
+from mpi_rollout.storage.tail import not_continued
 from mpi_rollout.storage.untrusted import Tell, attributes_of, steadily, text
 from mpi_rollout.storage.values import ValueCheck, ValueChecks, merged_wrong
 
 NUM_NAMED = 3  # Damaged chunks, or shards, that a message names.
 NICENESS = 10  # Of what is checked while somebody else works: a tenth of a core that both use.
+LATER_PATIENCE_S = 600.0  # As `PATIENCE_S`, for a child that gets only the time which nobody else uses.
 
 
 def verify(tell: Tell, path: str) -> dict[str, object]:
@@ -34,11 +36,13 @@ def verify(tell: Tell, path: str) -> dict[str, object]:
 
 def _verify_set(tell: Tell, path: str) -> dict[str, object]:
     """Verify all shards of a set, and what its manifest says of them; the message has all shards that are wrong."""
-    manifest, place = read_manifest(path), Place(path)
+    manifest = read_manifest(path)
     reports, problems = list[dict[str, Any]](), list[str]()
     for number in range(len(manifest.ranges)):
         try:
-            reports.append(verify(tell, open_shard(manifest, number, place).path))
+            if manifest.is_complete:
+                check_end(manifest, number, path)
+            reports.append(verify(tell, open_shard(manifest, number, path).path))
         except DataError as error:
             problems.append(str(error))
     if problems:
@@ -81,6 +85,42 @@ def _verify(tell: Tell, path: str) -> dict[str, object]:
             "nbytes": nbytes,
             "wrong_values": values.wrong,
         }
+
+
+class LaterCheck:
+    """A check of a file in a child that has given its first answer and goes on.
+
+    A thread hears the child, so that nobody must wait.
+    """
+
+    def __init__(self, path: str):
+        self._error: RolloutError | None = None
+        self._is_ended = False
+        with ExitStack() as kept:
+            self._child = kept.enter_context(started("mpi_rollout.storage.verification:verify_later", path))
+            answer_of(self._child, PATIENCE_S)
+            self._kept = kept.pop_all()
+        self._thread = Thread(target=self._hear, name="later check", daemon=True)
+        self._thread.start()
+
+    def _hear(self) -> None:
+        try:
+            answer_of(self._child, LATER_PATIENCE_S)
+        except RolloutError as error:
+            self._error = not_continued(error, self._child.path) if isinstance(error, DataError) else error
+
+    def poll(self) -> bool:
+        """Return whether the task is under way; raise its error."""
+        if self._error is not None and not self._is_ended:
+            raise self._error
+        return self._thread.is_alive()
+
+    def end(self) -> None:
+        """Kill the child, if it is still there."""
+        self._is_ended = True
+        self._child.process.kill()
+        self._thread.join()
+        self._kept.close()
 
 
 def verify_later(tell: Tell, path: str) -> Iterator[int]:

@@ -21,8 +21,8 @@ import numpy as np
 from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import RolloutError, StorageError
 from mpi_rollout.storage.ownership import free_space
-from mpi_rollout.storage.run_file import Ending, RunFile
-from mpi_rollout.storage.schema import FAULT, INTERVAL, fault_row
+from mpi_rollout.storage.run_file import RunFile
+from mpi_rollout.storage.schema import FAULT, INTERVAL, Ending, fault_row
 from mpi_rollout.text import counted, system_words
 
 if TYPE_CHECKING:

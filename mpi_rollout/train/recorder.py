@@ -25,8 +25,7 @@ from mpi_rollout.errors import StorageError, as_argument
 from mpi_rollout.exchange.infos import FINAL_OBS
 from mpi_rollout.process.clock import PHASES, utc_now
 from mpi_rollout.ranks.set_up import EnvFacts
-from mpi_rollout.storage.run_file import Ending
-from mpi_rollout.storage.schema import RESET, Reports
+from mpi_rollout.storage.schema import RESET, Ending, Reports
 from mpi_rollout.storage.writer import Writer
 from mpi_rollout.train.recorded_rows import RecordedRows
 

@@ -11,7 +11,7 @@ from mpi_rollout.collect.monitor import LostRank, LostRanks, Monitor, RunState
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
 from mpi_rollout.errors import Interrupted, RankLost
-from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.process.clock import PHASES
 
 pytestmark = pytest.mark.any_mpi

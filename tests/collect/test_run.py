@@ -21,7 +21,7 @@ from mpi_rollout.collect import run as run_module
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.envs.faults import ABORT
 from mpi_rollout.errors import Interrupted, UsageError
-from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.process.interrupts import STOP_SIGNALS
 from mpi_rollout.ranks.job_ranks import join
 

@@ -12,7 +12,7 @@ from mpi_rollout.collect.monitor import RunState
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import DataError, Interrupted, Option, RolloutError, StorageError, UsageError, as_flag
-from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.exchange.single_rank import SingleRankComm
 
 pytestmark = pytest.mark.any_mpi
 

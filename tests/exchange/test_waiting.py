@@ -10,6 +10,7 @@ import pytest
 from jobs import Job, assert_same_bytes, datasets
 
 from mpi_rollout.exchange import waiting
+from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.exchange.waiting import (
     CROWDED,
     FIRST_REST_S,
@@ -27,7 +28,6 @@ from mpi_rollout.exchange.waiting import (
     ranks_per_core,
     way_to_wait,
 )
-from mpi_rollout.exchange.world import SingleRankComm
 from mpi_rollout.process.host import ProcessorTime, num_usable_cores, processor_time
 
 LOOK_S = 2e-6

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from mpi_rollout.errors import LaunchError
-from mpi_rollout.exchange import world
+from mpi_rollout.exchange import single_rank, world
 from mpi_rollout.process import start
 
 VARIABLES = (*start.RANK_VARIABLES, *world.SIZE_VARIABLES, *world._LOCAL_SIZE_VARIABLES, "SLURM_STEP_ID")
@@ -69,7 +69,7 @@ def test_the_number_of_ranks_is_what_a_launcher_of_several_says(monkeypatch, var
 def test_a_process_without_mpi_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
     monkeypatch.setattr(world, "loaded_mpi", lambda: None)
     world.check_thread()
-    world._single_rank_world.cache_clear()
+    single_rank.single_rank_world.cache_clear()
     comm = world.comm_world()
     assert world.comm_world() is comm and capfd.readouterr().err.count("no MPI library, so this is one rank") == 1
     assert (comm.rank, comm.size) == (0, 1) and comm.Dup() is comm

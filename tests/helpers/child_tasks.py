@@ -29,12 +29,6 @@ def ask_myself(tell: Tell, path: str) -> str:
     return "whole"
 
 
-def ask_my_parent(tell: Tell, path: str, number: int) -> None:
-    tell("reading its middle")
-    os.kill(os.getppid(), number)
-    time.sleep(600)
-
-
 def ask_my_group(tell: Tell, path: str) -> None:
     tell("reading its middle")
     os.killpg(0, signal.SIGUSR1)

@@ -13,8 +13,7 @@ from written_data import NUM_STEPS, SMALL, Feed, ending, relist
 from mpi_rollout.core.layout import Block, Contents
 from mpi_rollout.process.clock import PHASES
 from mpi_rollout.storage.manifest import begin_manifest
-from mpi_rollout.storage.run_file import Ending
-from mpi_rollout.storage.schema import LATER_ATTRIBUTES, digest_of
+from mpi_rollout.storage.schema import LATER_ATTRIBUTES, Ending, digest_of
 from mpi_rollout.storage.set_end import complete_manifest
 from mpi_rollout.storage.shard_files import shard_path, shards_folder
 from mpi_rollout.storage.untrusted import open_unmarked

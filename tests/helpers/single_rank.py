@@ -22,7 +22,7 @@ from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
 from mpi_rollout.envs.bare import Limit
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.exchange import world
-from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.policies.model import Policy, PolicySource
 from mpi_rollout.ranks.set_up import Plan, assemble, make_rank_envs
 from mpi_rollout.storage.output import claim_output

@@ -19,8 +19,8 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block, Contents
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.process.clock import PHASES
-from mpi_rollout.storage.run_file import Ending, Prefix, RunFile
-from mpi_rollout.storage.schema import CHUNK, COMMIT, digest_of, first_digest, leaf_datasets, next_digest
+from mpi_rollout.storage.run_file import Prefix, RunFile
+from mpi_rollout.storage.schema import CHUNK, COMMIT, Ending, digest_of, first_digest, leaf_datasets, next_digest
 from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.storage.writer import Writer
 

@@ -15,7 +15,7 @@ from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
 from mpi_rollout.envs.wrapping import describe_spec
 from mpi_rollout.errors import SameEnvError, UsageError
-from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.options import SharedOptions
 from mpi_rollout.ranks.set_up import (
     EnvFacts,

@@ -19,7 +19,7 @@ from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import merge_infos
-from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.process.interrupts import Cut
 from mpi_rollout.ranks.native_slices import NativeSlice
 from mpi_rollout.ranks.slices import Slice

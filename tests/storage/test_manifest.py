@@ -14,7 +14,6 @@ import mpi_rollout
 from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.storage.manifest import begin_manifest, is_set, read_manifest
 from mpi_rollout.storage.ownership import give_name, identity
-from mpi_rollout.storage.recovery import merged_intervals, recover
 from mpi_rollout.storage.schema import INTERVAL, leaf_datasets
 from mpi_rollout.storage.set_end import complete_manifest
 from mpi_rollout.storage.shard_files import shard_path
@@ -133,17 +132,3 @@ def test_nobody_begins_where_another_run_writes(tmp_path: Path):
     path, single = written_set(tmp_path, "running")
     with pytest.raises(UsageError, match="another run is writing it"):
         begin_manifest(str(path).removesuffix(".part"), attributes_of(single), RUN, RANGES)
-
-
-def test_what_is_recovered_of_a_killed_set_has_its_throughput(tmp_path: Path):
-    path, _ = written_set(tmp_path, "running")
-    recover(quiet, str(path), str(tmp_path / "one.h5"), str(tmp_path / "temporary"))
-    with h5py.File(tmp_path / "one.h5") as file:
-        assert file["throughput/intervals"][...].tolist() == [(1.0, 30, 30.0)]
-        assert file["throughput"].attrs["env_steps"] == 30
-
-
-def test_the_throughput_of_teams_is_their_sum_since_their_last_start():
-    first = np.array([(2.0, 50, 25.0), (1.0, 10, 10.0), (3.0, 30, 10.0)], INTERVAL)
-    other = np.array([(2.0, 8, 4.0)], INTERVAL)
-    assert merged_intervals([first, other]).tolist() == [(1.0, 10, 10.0), (2.0, 18, 14.0), (3.0, 38, 14.0)]

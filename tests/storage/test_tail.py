@@ -16,10 +16,9 @@ from mpi_rollout.commands.run_summary import summary
 from mpi_rollout.errors import DataError, Interrupted
 from mpi_rollout.storage import run_file
 from mpi_rollout.storage.checked_file import checked
-from mpi_rollout.storage.later_check import LaterCheck
 from mpi_rollout.storage.run_file import Prefix
 from mpi_rollout.storage.torn import MARK, is_marked
-from mpi_rollout.storage.verification import verify
+from mpi_rollout.storage.verification import LaterCheck, verify
 
 NUM_STEPS = 30
 
@@ -157,7 +156,6 @@ def awaited(check: LaterCheck) -> None:
 def test_what_is_checked_later_is_what_was_there_before_others_appended(tmp_path: Path):
     part = start(Feed(), tmp_path / "run.h5", 0, 21)
     check = LaterCheck(part)
-    assert check.answer == 21
     start(Feed(), tmp_path / "run.h5", 21, 30)
     awaited(check)
     check.end()

@@ -48,7 +48,7 @@ def export(tell: Tell, path: str, files: Sequence[str], out: str, options: Optio
                     for name, array in block.items():
                         _create(file, name, counts["steps"], array, options["compression"])
                 for name, array in block.items():
-                    _write(tell, file[name], num_written, array)
+                    file[name][num_written : num_written + len(array)] = array
                 num_written += len(block["rewards"])
             file["metadata/algorithm"] = options["algorithm_name"] or policies_of(data.files)
             file["metadata/env"] = name_of_env(data.files[0])
@@ -104,15 +104,6 @@ def _create(file: h5py.File, name: str, num_rows: int, array: np.ndarray, compre
         options = {"compression": "gzip", "compression_opts": GZIP_LEVEL, "shuffle": True}
         options["chunks"] = (rows_per_chunk(array, num_rows), *array.shape[1:])
     file.create_dataset(name, (num_rows, *array.shape[1:]), array.dtype, **options)
-
-
-def _write(tell: Tell, dataset: h5py.Dataset, start: int, rows: np.ndarray) -> None:
-    """Write rows in pieces: to compress many takes minutes."""
-    per_piece = max(BLOCK_NBYTES // max(rows[:1].nbytes, 1), 1)
-    for first in range(0, len(rows), per_piece):
-        piece = rows[first : first + per_piece]
-        dataset[start + first : start + first + len(piece)] = piece
-        tell(f"writing {dataset.name[1:]} from row {start + first:,} on")
 
 
 def columns_of(episode: Episode) -> Arrays:

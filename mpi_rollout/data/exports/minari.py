@@ -1,4 +1,4 @@
-"""A Minari data set: `main_data.hdf5` and `metadata.json`, as Minari 0.5 loads them.
+"""A Minari data set: `main_data.hdf5` and `metadata.json`, as Minari 0.5.4 loads them.
 
 It is written in a child process, see `storage.sandbox`, into a folder which nobody else knows yet.  Arrays are
 contiguous; where a data set is compressed, the larger ones are compressed chunks.
@@ -37,7 +37,6 @@ GROUP_NBYTES = 3000  # What HDF5 needs for an episode besides its data.
 STATISTICS = tuple(f"rewards_{name}" for name in ("sum", "mean", "std", "max", "min"))
 CHUNK_NBYTES = 2**20
 LEAST_NBYTES = 2**12  # Smaller leaves are not compressed.
-PIECE_NBYTES = 2**24
 META_NBYTES = 2**20  # HDF5 takes room for groups and datasets by so many bytes.
 SCALAR = h5s.create(h5s.SCALAR)
 type_of = cache(partial(h5t.py_create, logical=True))
@@ -53,7 +52,7 @@ def export(tell: Tell, path: str, files: Sequence[str], folder: str, options: Op
         counts = counts_of(rows)
         check_room(folder, counts["steps"] * row_nbytes(data) + len(rows) * GROUP_NBYTES, compression)
         with writing(main):
-            with closing(EpisodeGroups(tell, main, compression == "gzip")) as groups, np.errstate(all="ignore"):
+            with closing(EpisodeGroups(main, compression == "gzip")) as groups, np.errstate(all="ignore"):
                 for episode in read(tell, data, rows):
                     columns = columns_of(episode)
                     groups.write(columns, attributes_of(episode.row, columns["rewards"]))
@@ -127,8 +126,8 @@ class EpisodeGroups:
     own `create_dataset` and `attrs` take longer.
     """
 
-    def __init__(self, tell: Tell, path: str, compresses: bool):
-        self._tell, self._compresses = tell, compresses
+    def __init__(self, path: str, compresses: bool):
+        self._compresses = compresses
         access = h5p.create(h5p.FILE_ACCESS)
         access.set_libver_bounds(h5f.LIBVER_V18, h5f.LIBVER_V18)
         access.set_meta_block_size(META_NBYTES)
@@ -164,19 +163,8 @@ class EpisodeGroups:
         # HDF5 copies each property list but its own default one, which takes a fifth of the time of a small dataset.
         plan = self._chunked(array) if self._compresses and array.nbytes >= LEAST_NBYTES else None
         dataset = h5d.create(parent, name, kind, h5s.create_simple(array.shape), plan)
-        if 0 < array.nbytes <= PIECE_NBYTES:
+        if array.size:
             dataset.write(h5s.ALL, h5s.ALL, np.ascontiguousarray(array), kind)
-        elif array.size:
-            self._in_pieces(dataset, array, kind)
-
-    def _in_pieces(self, dataset: h5d.DatasetID, array: np.ndarray, kind: h5t.TypeID) -> None:
-        """Write a large array with signs of life: to compress it takes minutes."""
-        rows = rows_per_chunk(array, len(array)) * max(PIECE_NBYTES // CHUNK_NBYTES, 1)
-        for first in range(0, len(array), rows):
-            piece, space = np.ascontiguousarray(array[first : first + rows]), dataset.get_space()
-            space.select_hyperslab((first, *(0,) * (array.ndim - 1)), piece.shape)
-            dataset.write(h5s.create_simple(piece.shape), space, piece, kind)
-            self._tell(f"writing rows from {first:,} on")
 
     def _chunked(self, array: np.ndarray) -> h5p.PropDCID:
         plan = h5p.create(h5p.DATASET_CREATE)

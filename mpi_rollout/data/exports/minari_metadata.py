@@ -3,12 +3,11 @@
 import json
 from collections.abc import Sequence
 
-import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from mpi_rollout import __version__
-from mpi_rollout.core.spaces import Space, leaf_spaces
+from mpi_rollout.core.spaces import Space
 from mpi_rollout.data.exports.selection import Options
 from mpi_rollout.data.opening import SeveralRuns
 from mpi_rollout.data.run_data import RunData
@@ -19,7 +18,7 @@ AS_GIVEN = (  # Options whose values the metadata have.
     "code_permalink", "author", "author_email", "algorithm_name", "description", "requirements", "ref_min_score",
     "ref_max_score",
 )  # fmt: skip
-LEAST_IMAGE = 32  # Minari takes smaller arrays of bytes for no images.
+MINARI_VERSION = "0.5.4"  # The first that reads images without JPEG; older ones refuse the data set by themselves.
 OF_VECTOR_ENVS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "first_env", "num_threads")
 
 
@@ -36,7 +35,7 @@ def metadata_of(data: SeveralRuns, options: Options) -> tuple[dict[str, object],
         "observation_space": json.dumps(described(data.observation_space)),
         "action_space": json.dumps(described(data.action_space)),
         "dataset_id": options["dataset_id"],
-        "minari_version": oldest_version(data.observation_space, data.action_space),
+        "minari_version": MINARI_VERSION,
         "algorithm_name": policies_of(data.files),
         "description": description_of(data.files),
     }
@@ -48,8 +47,6 @@ def metadata_of(data: SeveralRuns, options: Options) -> tuple[dict[str, object],
         notes += _notes_of_spec(first)
     if not all(file.knows_final for file in data.files):
         notes.append("the last observations of episodes are not in the file: they repeat those before")
-    if metadata["minari_version"] == "0.5.4":
-        notes.append("images are stored as they are, not as JPEG, so that it needs Minari 0.5.4 or newer")
     return metadata, notes
 
 
@@ -129,14 +126,10 @@ def _notes_of_spec(file: RunData) -> list[str]:
         return ["the env comes from a factory: recover_environment() makes what its spec says, which may be less"]
     if isinstance(file.config.env_kwargs, list):
         return ["the envs have different arguments: recover_environment() makes the first one"]
-    notes = []
     if file.config.vectorization_mode == "vector_entry_point":
         single = "the envs were vectorized: recover_environment() makes the single env of that name"
-        notes.append(f"{single}, which may show or take something else")
-    module = str(json.loads(file.env_spec).get("entry_point", "")).partition(":")[0]
-    if not module.startswith(("gymnasium.", "mpi_rollout.")):
-        notes.append(f"recover_environment() imports {module.partition('.')[0]}, which must be installed there")
-    return notes
+        return [f"{single}, which may show or take something else"]
+    return []
 
 
 def described(space: Space) -> dict[str, object]:
@@ -161,25 +154,3 @@ def described(space: Space) -> dict[str, object]:
         case _:
             raise UsageError(f"Minari has no {type(space).__name__} spaces, got {space}")
     return {"type": type(space).__name__, **of_kind}
-
-
-def is_image(space: Space) -> bool:
-    """Tell whether Minari takes a leaf for images, which it stores as JPEG by default."""
-    return (
-        isinstance(space, spaces.Box)
-        and len(space.shape) in (2, 3)
-        and min(space.shape[:2]) >= LEAST_IMAGE
-        and space.dtype == np.uint8
-        and bool((space.low == 0).all() and (space.high == 255).all())
-    )
-
-
-def oldest_version(*of_env: Space) -> str:
-    """Return the oldest version of Minari that reads data of these spaces; others then refuse them by themselves.
-
-    Version 0.5.4 is the first that reads images without JPEG, 0.5.3 has MultiDiscrete and MultiBinary.
-    """
-    parts = [leaf for space in of_env for leaf in leaf_spaces(space)]
-    if any(map(is_image, parts)):
-        return "0.5.4"
-    return "0.5.3" if any(isinstance(part, spaces.MultiDiscrete | spaces.MultiBinary) for part in parts) else "0.5.0"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from jobs import Job
-from written_data import LARGE_ROWS, quiet, written
+from written_data import quiet, written
 
 import mpi_rollout
 from mpi_rollout.data import reading
@@ -100,15 +100,6 @@ def test_nested_spaces_and_images_keep_every_byte(tmp_path: Path, compression: s
         assert main["episode_0/observations/image"].compression == (None if compression == "none" else compression)
 
 
-def test_a_large_array_is_compressed_in_pieces_with_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    file, said = written(tmp_path, "complete", LARGE_ROWS), list[str]()
-    monkeypatch.setattr(minari_export, "PIECE_NBYTES", 2**17)
-    monkeypatch.setattr(minari_export, "CHUNK_NBYTES", 2**17)  # A row.
-    monkeypatch.setitem(globals(), "quiet", said.append)
-    assert_same_data(exported(file, compression="gzip"), file)
-    assert "writing rows from 3 on" in said
-
-
 def test_envs_whose_episodes_do_not_fit_into_memory_are_read_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = written(tmp_path, "complete")
     monkeypatch.setattr(selection, "RUNNING_NBYTES", 1)
@@ -164,17 +155,11 @@ def test_several_files_name_each_policy_once():
     assert policies_of(files) == "random, best.zip"
 
 
-@pytest.mark.parametrize(
-    ("space", "version"),
-    [
-        (spaces.Box(-1, 1, (3,)), "0.5.3"),  # Of its actions, which are MultiDiscrete.
-        (spaces.Box(0, 255, (32, 32), np.uint8), "0.5.4"),
-        (spaces.Box(0, 255, (31, 32), np.uint8), "0.5.3"),
-    ],
-)
-def test_the_metadata_name_the_oldest_minari_that_reads_it(tmp_path: Path, space: spaces.Space, version: str):
-    dataset = exported(written(tmp_path, "complete", space))
-    assert dataset.minari_version == version and not dataset.storage.jpeg_encoding
+def test_images_are_stored_as_they_are(tmp_path: Path):
+    file = written(tmp_path, "complete", spaces.Box(0, 255, (32, 32), np.uint8))
+    dataset = exported(file)
+    assert_same_data(dataset, file)
+    assert not dataset.storage.jpeg_encoding
 
 
 def test_data_without_a_transition_are_refused(tmp_path: Path):
