@@ -93,11 +93,6 @@ def make_env(comm: "MPI.Intracomm", env_index: int, how: str = "", only: int = 0
     return Cells(comm, how if env_index == only else "", **options)
 
 
-def make_of_ranks(ranks: "MPI.Intracomm") -> Cells:
-    """The communicator is the only argument."""
-    return Cells(ranks)
-
-
 def make_alone() -> Cells:
     """Takes no communicator."""
     return Cells(OneRank())
