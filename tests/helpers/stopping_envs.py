@@ -52,7 +52,6 @@ def _sum(observations) -> np.ndarray:
 
 binary = Policy(lambda observations: _sum(observations) % 2)
 counting = Policy(lambda observations: 2 + _sum(observations) % 5)
-torque = Policy(lambda observations: ((_sum(observations) % 401 - 200) / 100).astype(np.float32)[:, None])
 humanoid = Policy(
     lambda observations: ((_sum(observations)[:, None] * np.arange(1, 18) % 81 - 40) / 100).astype(np.float32)
 )
