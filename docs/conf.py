@@ -32,3 +32,4 @@ html_title = f"mpi_rollout {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
+html_domain_indices = False
