@@ -31,10 +31,7 @@ WAYS = (
     (),
     ("--batch-size", "1"),
     ("--num-groups", "2"),
-    (
-        "--root-envs",
-        "0",
-    ),
+    ("--root-envs", "0"),
 )
 
 
@@ -87,7 +84,7 @@ def kill_one(run: Running, draws: random.Random) -> str:
 
 def is_gone(folder: Path) -> bool:
     """Whether what is left of a killed job has ended by itself, in time."""
-    if are_gone(folder, LEFT_AFTER_S):
+    if are_gone(folder):
         return True
     for pid in processes_in(folder):
         os.kill(pid, signal.SIGKILL)
