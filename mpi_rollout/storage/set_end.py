@@ -8,9 +8,11 @@ folder can be moved together.
 import os
 from contextlib import closing
 from json import dumps
+from math import prod
 
 import h5py
 import numpy as np
+from h5py import h5s
 
 from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.storage.checked_file import checked
@@ -22,7 +24,8 @@ from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import Tell
 from mpi_rollout.storage.values import merged_wrong
 
-Source = tuple[str, str, tuple[object, ...]]  # A file, its dataset, and the first and last element that it is there.
+# A file, its dataset, whether all of that is taken; the first and last element that it is here, and their number.
+Source = tuple[str, str, bool, tuple[object, ...], int]
 
 
 def complete_manifest(path: str, ending: Ending, intervals: np.ndarray, replaces: tuple[int, int] | None = None) -> str:
@@ -143,11 +146,13 @@ def _check_column(name: str, column: h5py.Dataset | None, path: str, stored: Sto
 
 
 def _sources_of(column: h5py.Dataset) -> list[Source]:
-    sources = column.virtual_sources()
-    return [(name, dataset, space.get_select_bounds()) for space, name, dataset, _ in sources]
+    return [
+        (name, dataset, part.get_select_type() == h5s.SEL_ALL, here.get_select_bounds(), here.get_select_npoints())
+        for here, name, dataset, part in column.virtual_sources()
+    ]
 
 
 def _source_of(path: str, name: str, envs: range, shape: tuple[int, ...]) -> Source:
-    first, last = [0] * len(shape), [size - 1 for size in shape]
-    first[1], last[1] = envs.start, envs.stop - 1
-    return _relative(path, envs), f"trajectories/{name}", (tuple(first), tuple(last))
+    num_rows, _, *inner = shape
+    first, last = (0, envs.start, *(0 for _ in inner)), (num_rows - 1, envs.stop - 1, *(size - 1 for size in inner))
+    return _relative(path, envs), f"trajectories/{name}", True, (first, last), prod((num_rows, len(envs), *inner))

@@ -148,6 +148,16 @@ def elsewhere(file: h5py.File) -> None:
     file.create_virtual_dataset("trajectories/rewards", layout)
 
 
+def every_other(file: h5py.File) -> None:
+    """Take every other row of each shard: other programs would read fill values between them."""
+    column = file["trajectories/rewards"]
+    layout = h5py.VirtualLayout(column.shape, column.dtype)
+    for (_, name, dataset, _), envs in zip(column.virtual_sources(), RANGES, strict=True):
+        layout[::2, envs.start : envs.stop] = h5py.VirtualSource(name, dataset, (NUM_STEPS, len(envs)))[::2]
+    del file["trajectories/rewards"]
+    file.create_virtual_dataset("trajectories/rewards", layout)
+
+
 def changed_return(file: h5py.File) -> None:
     rows = file["episodes"][...]
     rows["return"][0] += 1
@@ -158,6 +168,7 @@ def changed_return(file: h5py.File) -> None:
     ("change", "words"),
     [
         (elsewhere, "trajectories/rewards is not made of its shards, but of other.h5"),
+        (every_other, "trajectories/rewards is not made of its shards"),
         (lambda file: file.__delitem__("trajectories/rewards"), "there is no trajectories/rewards"),
         (changed_return, "episodes has "),
         (
@@ -165,7 +176,7 @@ def changed_return(file: h5py.File) -> None:
             "wrong values",
         ),
     ],
-    ids=["elsewhere", "missing", "episodes", "counts"],
+    ids=["elsewhere", "every other", "missing", "episodes", "counts"],
 )
 def test_what_a_manifest_says_of_its_shards_is_compared_and_nobody_follows_it(
     path: Path, whole: Path, change: Callable[[h5py.File], object], words: str
