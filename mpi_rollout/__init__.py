@@ -27,10 +27,20 @@ if TYPE_CHECKING:  # What users import; each is loaded when it is first asked fo
 __version__ = "0.1.0"
 
 _ERRORS = (
-    "ActionError AlreadyComplete DataError EnvError Interrupted LaunchError PolicyError RankError RankLost "
-    "RolloutError StorageError UsageError"
+    "ActionError",
+    "AlreadyComplete",
+    "DataError",
+    "EnvError",
+    "Interrupted",
+    "LaunchError",
+    "PolicyError",
+    "RankError",
+    "RankLost",
+    "RolloutError",
+    "StorageError",
+    "UsageError",
 )
-_MODULE_OF = dict.fromkeys(_ERRORS.split(), "mpi_rollout.errors") | {
+_MODULE_OF = dict.fromkeys(_ERRORS, "mpi_rollout.errors") | {
     "connect": "mpi_rollout.train.connect",
     "launch": "mpi_rollout.launched.vector_env",
     "MPIVectorEnv": "mpi_rollout.train.vector_env",

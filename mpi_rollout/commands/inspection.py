@@ -60,6 +60,26 @@ def finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _origin(summary: Summary) -> list[str]:
+    """Return lines about who took the steps of which envs: a run, or a trainer."""
+    config = summary["config"]
+    first, num_envs = config["first_env"], config["num_envs"]
+    if summary["limits"]:
+        on_ranks = "" if config["policy"] == "trainer" else f", policy on the ranks {config['policy']}"
+        return [
+            f"recording     of a trainer: {counted(num_envs, 'env')}, autoreset mode {summary['autoreset_mode']}, "
+            f"{config['vectorization_mode']}{on_ranks}",
+            f"its limits    {summary['limits']}",
+        ]
+    promised = Reproducibility(summary["reproducibility"])
+    is_said = config["vectorization_mode"] != "sync" or promised is not Reproducibility.EPISODE
+    part = f" ({first} to {first + num_envs - 1} of a larger run)" * bool(first)
+    return [
+        f"run           {counted(num_envs, 'env')}{part}, seed {config['seed']}, policy {_policy(summary)}, "
+        f"{config['vectorization_mode']}" + f", {promised.words}" * is_said
+    ]
+
+
 def _head(summary: Summary) -> list[str]:
     config, throughput = summary["config"], summary["throughput"]
     hosts = sorted(set(summary["hosts"]))
@@ -68,25 +88,10 @@ def _head(summary: Summary) -> list[str]:
         state = f"complete, {summary['finished']}"
     elif summary["recovered"]:
         state = f"what a run that did not end had committed, recovered {summary['recovered']}"
-    promised = Reproducibility(summary["reproducibility"])
-    is_said = config["vectorization_mode"] != "sync" or promised is not Reproducibility.EPISODE
-    first, num_envs = config["first_env"], config["num_envs"]
-    part = f" ({first} to {first + num_envs - 1} of a larger run)" * bool(first)
-    origin = [
-        f"run           {counted(num_envs, 'env')}{part}, seed {config['seed']}, policy {_policy(summary)}, "
-        f"{config['vectorization_mode']}" + f", {promised.words}" * is_said
-    ]
-    if summary["limits"]:
-        on_ranks = "" if config["policy"] == "trainer" else f", policy on the ranks {config['policy']}"
-        origin = [
-            f"recording     of a trainer: {counted(config['num_envs'], 'env')}, autoreset mode "
-            f"{summary['autoreset_mode']}, {config['vectorization_mode']}{on_ranks}",
-            f"its limits    {summary['limits']}",
-        ]
     ranks = counted(summary["num_ranks"], "rank") + " (the first of each group)" * (config["ranks_per_env"] > 1)
     lines = [
         f"{summary['file']}: {summary['env']}, {summary['nbytes'] / 1e6:.1f} MB, {state}",
-        *origin,
+        *_origin(summary),
         f"machine       {ranks} on {', '.join(hosts)}, {summary['mpi_library']}",
         "versions      " + ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
     ]

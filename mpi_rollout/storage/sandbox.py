@@ -76,9 +76,9 @@ def why_not_followed(path: str) -> str:
             reader = subprocess.run(command, capture_output=True, text=True, timeout=FOLLOWING_S)
         except subprocess.TimeoutExpired:
             return f"it does not answer for {FOLLOWING_S:g} s"
-    return (
-        "" if reader.stdout == f"{NUM_ROWS}\n" else reader.stderr.strip().rpartition("\n")[2] or "it finds other rows"
-    )
+    if reader.stdout == f"{NUM_ROWS}\n":
+        return ""
+    return reader.stderr.strip().rpartition("\n")[2] or "it finds other rows"
 
 
 @dataclass(frozen=True)
