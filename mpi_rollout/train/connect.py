@@ -6,7 +6,6 @@ served by the same ranks.  In one process `envs = connect(...)` is enough.
 """
 
 import os
-from dataclasses import fields
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ from mpi_rollout.envs.wrapping import Wrappers
 from mpi_rollout.errors import Option, RolloutError
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.infos import Infos
-from mpi_rollout.options import SharedOptions
 from mpi_rollout.process.start import end_with_launcher
 from mpi_rollout.train.connection import Connection
 from mpi_rollout.train.request import PolicyArgument, Request, check_arguments
@@ -47,11 +45,7 @@ def connect(
 ) -> Connection | MPIVectorEnv:
     """Connect all ranks' envs to a trainer.  **Collective**: all ranks call it, with the same arguments.
 
-    `comm` has the ranks, COMM_WORLD by default, its rank 0 being the root; `timeout_s` is how long they wait for each
-    other.  `options` have the names, meanings and defaults of `run --help`:
-    OPTIONS.
-    An env that is made again has no values of `set_attr`, and a generator that nobody has seeded; with infos="all",
-    what failed is its info "env_error".
+    `comm` has the ranks, COMM_WORLD by default, its rank 0 being the root.  They wait `timeout_s` for each other.
 
     With several ranks this returns a context manager: on the root it gives a `MPIVectorEnv`, on other ranks None, when
     all is over.  With one rank it returns a `MPIVectorEnv`, which may be used in a `with` statement or without; then it
@@ -76,10 +70,7 @@ def connect(
 
 if connect.__doc__ and Request.__doc__:  # help(connect) shows what a request describes, too.
     described = cleandoc(Request.__doc__).partition("\n\n")[2]
-    names = ", ".join(own.name for own in fields(SharedOptions))
-    connect.__doc__ = (
-        cleandoc(connect.__doc__).replace("OPTIONS", names).replace("Raises\n", f"{described}\n\nRaises\n")
-    )
+    connect.__doc__ = cleandoc(connect.__doc__).replace("Raises\n", f"{described}\n\nRaises\n")
 
 
 def _connect(request: Request, comm: "MPI.Intracomm | None", timeout_s: float) -> Connection | MPIVectorEnv:

@@ -61,6 +61,11 @@ class Request(SharedOptions):
         A new file, which gets what the envs show, the infos that `infos` names, and what the trainer does, in the
         format of runs; rank 0 writes it.  It is called FILE.part until the envs are closed, or the program ends.  See
         docs/how-to/training.md.
+    **options
+        As those of runs, see `run --help`: vectorization_mode, ranks_per_env, num_groups, batch_size, root_envs,
+        policy_mode, policy_kwargs, policy_device, policy_block, trust_policy, wait, compression, max_env_restarts,
+        env_timeout_s, env_checks.  An env that is made again has no values of `set_attr`, and a generator that nobody
+        has seeded; with infos="all", what failed is its info "env_error".
     """
 
     env: Env | list[EnvFunction] | tuple[EnvFunction, ...] | None = None

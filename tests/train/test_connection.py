@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import signal
+from dataclasses import fields
 
 import pytest
 from jobs import Job, Result, are_gone
 
 import mpi_rollout
+from mpi_rollout.options import SharedOptions
 
 HOST = os.uname().nodename
 POLE = "CartPole-v1"
@@ -191,6 +194,11 @@ def test_the_package_shows_what_users_need():
         "__doc__",
         "__path__",
     } <= {*dir(mpi_rollout)}
+
+
+def test_the_help_of_connect_names_all_options():
+    described = (mpi_rollout.connect.__doc__ or "").partition("**options")[2].partition("An env")[0]
+    assert [own.name for own in fields(SharedOptions)] == re.findall(r"\w+", described.partition(":")[2])
 
 
 # Ranks that do not do the same.
