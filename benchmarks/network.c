@@ -51,6 +51,8 @@ int MPI_Isend(const void *b, int n, MPI_Datatype t, int peer, int tag, MPI_Comm 
     starts++; carry(c, peer, bytes_of(n, t), 2); return PMPI_Isend(b, n, t, peer, tag, c, r); }
 int MPI_Irecv(void *b, int n, MPI_Datatype t, int peer, int tag, MPI_Comm c, MPI_Request *r) {
     starts++; messages += 1; return PMPI_Irecv(b, n, t, peer, tag, c, r); }
+int MPI_Mrecv(void *b, int n, MPI_Datatype t, MPI_Message *m, MPI_Status *s) {
+    starts++; messages += 1; return PMPI_Mrecv(b, n, t, m, s); }
 int MPI_Testsome(int n, MPI_Request r[], int *m, int i[], MPI_Status s[]) { looks++; return PMPI_Testsome(n, r, m, i, s); }
 int MPI_Waitall(int n, MPI_Request r[], MPI_Status s[]) { starts++; return PMPI_Waitall(n, r, s); }
 

@@ -1,4 +1,7 @@
-"""Count what rank 0 does for a fragment on 2 to 128 ranks of 4 simulated nodes (Open MPI and cc): shards.py root."""
+"""Count what rank 0 does for a fragment on 2 to 128 ranks of 4 simulated nodes (Open MPI and cc): shards.py root.
+
+In one file, with a shard for each node, and with one for each 4 ranks of a node.
+"""
 
 import json
 import tempfile
@@ -9,19 +12,25 @@ from measuring import CHECKOUT, QUIET, compiled, main, python, table
 from mpi_rollout.collect.team import NODES_VARIABLE
 
 LENGTH, FEW, MANY = 16, 4, 24
-WAYS = {"one file": "", "shards": "--storage sharded"}
+SHARD = "--storage sharded --shards-per-node"
+BARRIER = "from mpi4py import MPI; import numpy; MPI.COMM_WORLD.Barrier()"
+WAYS = {"one file": "", "a shard a node": f"{SHARD} 1", "a shard for 4 ranks": f"{SHARD} {{shards}}"}
 
 
-def counted(num_ranks: int, way: str, num_steps: int) -> dict[str, float]:
-    """Run sleeping envs; return what rank 0 has counted."""
-    envs = f"--env-factory {CHECKOUT}/benchmarks/sleeping.py:SleepingEnv --env-kwargs".split()
-    run = f"--num-envs {4 * num_ranks} --num-steps {num_steps} --fragment-length {LENGTH} --wait sleep {WAYS[way]}"
+def counted(num_ranks: int, *words: object) -> dict[str, float]:
+    """Run Python; return what rank 0 has counted."""
     with tempfile.TemporaryDirectory() as folder:
-        library = compiled(f"{folder}/network.so")
-        told = {"LD_PRELOAD": library, "NETWORK_COUNTS": f"{folder}/counts", NODES_VARIABLE: "4"}
-        words = [*envs, '{"step_s": 0.002}', *run.split(), *QUIET.split(), "--out", f"{folder}/run.h5"]
-        python(num_ranks, "-m", "mpi_rollout", *words, **told)
+        told = {"NETWORK_COUNTS": f"{folder}/counts", NODES_VARIABLE: "4"}
+        python(num_ranks, *words, folder=folder, LD_PRELOAD=compiled(f"{folder}/network.so"), **told)
         return json.loads(Path(folder, "counts").read_text())
+
+
+def run_counted(num_ranks: int, way: str, num_steps: int) -> dict[str, float]:
+    """Run sleeping envs; return the same."""
+    envs = f"--env-factory {CHECKOUT}/benchmarks/sleeping.py:SleepingEnv --env-kwargs".split()
+    run = f"--num-envs {4 * num_ranks} --num-steps {num_steps} --fragment-length {LENGTH} --wait sleep {QUIET} "
+    run += WAYS[way].format(shards=max(1, num_ranks // 16))
+    return counted(num_ranks, "-m", "mpi_rollout", *envs, '{"step_s": 0.002}', *run.split(), "--out", "run.h5")
 
 
 def root() -> None:
@@ -29,8 +38,9 @@ def root() -> None:
 
     def rows() -> object:
         for num_ranks in (2, 16, 64, 128):
+            yield num_ranks, "no run, one Barrier", "", "", "", counted(num_ranks, "-c", BARRIER)["peak_kb"] // 1024
             for way in WAYS:
-                few, many = (counted(num_ranks, way, LENGTH * fragments) for fragments in (FEW, MANY))
+                few, many = (run_counted(num_ranks, way, LENGTH * fragments) for fragments in (FEW, MANY))
                 each = [(many[name] - few[name]) / (MANY - FEW) for name in ("messages", "calls", "looks")]
                 yield num_ranks, way, *(f"{value:.1f}" for value in each), many["peak_kb"] // 1024
 
