@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import Env, spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import iterate
 
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.env_group import EnvGroup, GroupEnv
 from mpi_rollout.envs.env_maker import EnvMaker
+from mpi_rollout.envs.inputs import action_splitter
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns, as_rollout
 from mpi_rollout.errors import EnvError
@@ -39,7 +39,7 @@ def make_bare(make: EnvMaker, indices: range, seed: int, actions: Sequence[Tree]
         return _bare_vector_loop(envs, actions) if rollout is None else _bare_rollouts(rollout, actions)
     slice_ = LoopVectorEnv(make.functions(indices))
     # Single actions are prepared before the clock runs.
-    rows = [list(iterate(slice_.action_space, row)) for row in actions]
+    rows = [*map(action_splitter(slice_.single_action_space), actions)]
     seeds = [make.seeds(seed, index) for index in indices]
     is_wrapped = not all(isinstance(env, GroupEnv) for env in slice_.envs)  # On the first rank alone.
     if make.group is None or is_wrapped:

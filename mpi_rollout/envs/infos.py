@@ -22,27 +22,22 @@ from mpi_rollout.text import words_of
 
 
 class InfoGatherer:
-    """Makes one dict of the infos of a loop's envs: of all, of none (False), or of those of some names.
+    """Makes one dict of the infos of a loop's envs: of all (True), of none (False), or those of some names.
 
     `add_one` adds an env's info to the dict of all, given dict, info and the env's place: as Gymnasium does it, or as a
     rank gathers infos that are to be sent.
     """
 
     def __init__(
-        self, wanted: bool | tuple[str, ...], first_env_index: int, add_one: Callable[[Info, Info, int], object]
+        self, names: bool | tuple[str, ...], first_env_index: int, add_one: Callable[[Info, Info, int], object]
     ):
-        self._first_env_index, self.add_one = first_env_index, add_one
-        self.want(wanted)
-
-    def want(self, names: bool | tuple[str, ...]) -> None:
-        """Gather these from now on, as the constructor has it."""
-        self._wanted, self.are_all = names, names is True
+        self.names, self._first_env_index, self.add_one = names, first_env_index, add_one
 
     def wanted(self, infos: Sequence[Info]) -> Sequence[Info]:
         """Select the wanted infos of each env; nothing where nobody wants infos."""
-        if isinstance(self._wanted, bool):
-            return infos if self._wanted else ()
-        return [{name: info[name] for name in self._wanted if name in info} if info else {} for info in infos]
+        if isinstance(self.names, bool):
+            return infos if self.names else ()
+        return [{name: info[name] for name in self.names if name in info} if info else {} for info in infos]
 
     def add(self, gathered: Info, infos: Sequence[Info], start: int = 0) -> Info:
         """Add the infos of the envs from `start` on to those of the envs before.

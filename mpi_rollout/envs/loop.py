@@ -186,7 +186,7 @@ class LoopVectorEnv(SingleEnvs):
         seeds = inputs.seed_of_each(seed, self.num_envs)
         mask, options = inputs.take_reset_mask(options, self.num_envs)
         indices = list(range(self.num_envs)) if mask is None else mask.nonzero()[0].tolist()
-        return self._reset_these(indices, seeds, inputs.options_of_each(options, self.num_envs))
+        return self._reset_these(indices, seeds, inputs.one_for_each("options", options, self.num_envs))
 
     def begin_some(self, indices: Sequence[int]) -> Reset:
         """Begin an episode in some envs, without options."""
@@ -286,7 +286,7 @@ class LoopVectorEnv(SingleEnvs):
         for index in self.ended:
             add(gathered, infos[start:index], start)
             self._final_rows.write_one(index, observations[index], row)
-            if self.infos.are_all and not is_exact(self._leaves, observations[index]):
+            if self.infos.names is True and not is_exact(self._leaves, observations[index]):
                 add(gathered, [{FINAL_OBS: deepcopy(observations[index])}], index)
             add(gathered, [{"final_info": info} for info in infos[index : index + 1]], index)
             observations[index], info = self._begin(index, self._singles[index].begin)

@@ -6,12 +6,11 @@ from functools import cache
 
 import gymnasium
 from gymnasium.error import ResetNeeded
-from gymnasium.vector.utils import batch_space
 
-from mpi_rollout.core.spaces import describe
+from mpi_rollout.core.spaces import describe, set_spaces
 from mpi_rollout.envs.agents import agents_envs
 from mpi_rollout.envs.faults import Begun, EnvTimeout, Given, OnFault, Outcome, Result, described, named, raised_at
-from mpi_rollout.envs.inputs import CalledByName, OptionsOfOne, Values, action_splitter, check_spaces, values_of_each
+from mpi_rollout.envs.inputs import CalledByName, OptionsOfOne, Values, action_splitter, check_spaces, one_for_each
 from mpi_rollout.envs.time_limits import TimeLimits, step_over_wrappers
 from mpi_rollout.errors import EnvError, RolloutError, SignalInterrupt, UsageError
 from mpi_rollout.process.exits import end_if_forked
@@ -120,15 +119,13 @@ class SingleEnvs(CalledByName):
 
     def _take_spaces(self, envs: list[gymnasium.Env]) -> None:
         """Take over the first env's spaces, which all must have."""
-        first, self.num_envs = envs[0], len(envs)
+        first = envs[0]
         self.spec, self.render_mode = first.spec, first.render_mode
-        self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
-        check_spaces(self.single_observation_space, self.single_action_space)
+        check_spaces(first.observation_space, first.action_space)
+        set_spaces(self, len(envs), first.observation_space, first.action_space)
         for index, env in enumerate(envs):
             self._check_spaces(index, env)
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._split_actions = action_splitter(self.single_action_space, self.action_space)
+        self._split_actions = action_splitter(first.action_space)
 
     def _check_spaces(self, index: int, env: gymnasium.Env) -> None:
         for name in ("observation_space", "action_space"):
@@ -224,7 +221,8 @@ class SingleEnvs(CalledByName):
 
     def set_some(self, env_indices: Sequence[int], name: str, values: object) -> None:
         with self._time.in_wrappers():
-            for place, value in zip(env_indices, values_of_each(values, len(env_indices)), strict=True):
+            of_each = one_for_each("values of set_attr", values, len(env_indices))
+            for place, value in zip(env_indices, of_each, strict=True):
                 self._singles[place].env.set_wrapper_attr(name, value)
 
     def close_extras(self, **kwargs: object) -> None:

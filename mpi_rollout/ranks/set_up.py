@@ -281,7 +281,7 @@ def _shared_facts(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> EnvFacts:
         facts = EnvFacts.of(rank_envs.envs[0], facts.infos)
     for envs in rank_envs.envs:
         if rank_envs.plan.keeps_infos and isinstance(envs, LoopVectorEnv):
-            envs.infos.want(names_of(facts.infos))
+            envs.infos.names = names_of(facts.infos)
     return facts
 
 

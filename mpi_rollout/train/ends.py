@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, indices_of
-from mpi_rollout.envs.inputs import Options, Seeds, options_of_each
+from mpi_rollout.envs.inputs import Options, Seeds, one_for_each
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.set_up import EnvFacts
@@ -203,7 +203,7 @@ class RootEnd:
 
     def check_reset(self, seed: Seeds, mask: np.ndarray | None, options: Options) -> None:
         """Check the arguments of a reset."""
-        options_of_each(options, self._driver.num_envs)
+        one_for_each("options", options, self._driver.num_envs)
         lists = {"seeds": isinstance(seed, list), "options": isinstance(options, list), "reset_mask": mask is not None}
         for name, is_given in lists.items():
             if is_given and self._is_native:

@@ -276,7 +276,8 @@ class MPIVectorEnv(CalledByName):
 
     def set_some(self, env_indices: Sequence[int], name: str, values: object) -> None:
         """`set_attr` of these envs only."""
-        self._call_envs("set_some", list(env_indices), name, list(inputs.values_of_each(values, len(env_indices))))
+        of_each = inputs.one_for_each("values of set_attr", values, len(env_indices))
+        self._call_envs("set_some", list(env_indices), name, list(of_each))
 
     def _call_envs(self, method: str, *args: object) -> dict[int, object]:
         """Call a method of every rank's slices; return what it returned for each env, by env index."""

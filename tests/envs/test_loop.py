@@ -415,7 +415,7 @@ def test_call_get_attr_and_set_attr_reach_the_envs_as_in_gymnasium():
 
 def test_what_an_env_raises_when_called_is_raised_as_it_is():
     loop = LoopVectorEnv([test_envs.Telling] * 2)
-    with pytest.raises(ValueError, match=r"^values of set_attr must be one or a list with one .* 2 envs, got 3$"):
+    with pytest.raises(ValueError, match=r"^values of set_attr must be one for all, or .* 2 envs, got 3$"):
         loop.set_attr("mass", [1, 2, 3])
     with pytest.raises(TypeError, match="weigh"):
         loop.call("weigh")

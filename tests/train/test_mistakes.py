@@ -66,7 +66,7 @@ TOLD: dict[str, dict[str, tuple[str, str]]] = {
         "a fraction of a seed for one env": ("TypeError", "seed must be a whole number, got 1.5"),
         "a negative seed": ("ValueError", "seed must be at least 0, got -1"),
         "a negative seed for one env": ("ValueError", "seed must be at least 0, got -1"),
-        "too few options": ("ValueError", "options must be a dict or a list with one for each of 12 envs, got 11"),
+        "too few options": ("ValueError", "options must be one for all, or a list with one for each of 12 envs"),
     },
     "what cannot be sent": dict.fromkeys(KINDS["what cannot be sent"], ("", "pickle")),
     "slices": dict.fromkeys(KINDS["slices"], ("ValueError", WHERE)) | {
