@@ -164,12 +164,6 @@ def agents_envs(observation_space: Space, envs: Sequence[gymnasium.Env]) -> list
     return [env.unwrapped for env in envs] if agents_of(observation_space) else []  # type: ignore[misc]
 
 
-def leave_out(envs: Sequence[AgentsEnv], place: int) -> None:
-    """Let no agent of one env be alive until it is reset, if these envs have agents."""
-    if envs:
-        envs[place].leave_out()
-
-
 def write_agents(envs: Sequence[AgentsEnv], columns: Columns, ended: Sequence[int]) -> None:
     """Write the outcomes of all envs of some columns into those of their agents, with few NumPy calls.
 

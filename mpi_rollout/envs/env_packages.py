@@ -35,12 +35,12 @@ def import_registering(env_id: str) -> None:
 
 
 def make_single(env_id: str | EnvSpec, **kwargs: Any) -> Any:
-    """Make what `gymnasium.make` makes, or the `ParallelEnv` that an id of its registry or PettingZoo's stands for."""
+    """Make what `gymnasium.make` makes, or the `ParallelEnv` that an id of its registry or PettingZoo's stands for.
+
+    The module before a colon is imported already.
+    """
     if isinstance(env_id, str) and env_id not in gymnasium.registry:
-        module, _, name = env_id.rpartition(":")
-        if module:
-            import_module(module)
-        pettingzoo = sys.modules.get("pettingzoo")
+        pettingzoo, name = sys.modules.get("pettingzoo"), env_id.rpartition(":")[2]
         if name in getattr(pettingzoo, "parallel_registry", ()):
             try:
                 return pettingzoo.make("parallel", name, **kwargs)  # type: ignore[union-attr]

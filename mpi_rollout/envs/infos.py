@@ -197,8 +197,13 @@ def first_types(envs: gymnasium.Env | VectorEnv, seed: int, env_index: int) -> t
     are reset again when the run begins.
     """
     try:
-        infos = _of_one(envs, seed, env_index) if isinstance(envs, gymnasium.Env) else _of_all(envs, seed)
-        return types_in(infos)
+        if isinstance(envs, gymnasium.Env):
+            _, first = envs.reset(seed=next(episode_seeds(seed, env_index)))
+            *_, second = envs.step(_some_action(envs.action_space, seed, first.get(MASK_NAME)))
+            return types_in([first, second])
+        _, first = envs.reset(seed=seed)
+        *_, second = envs.step(_some_action(envs.action_space, seed))
+        return types_in([_of_first(infos, envs.num_envs) for infos in (first, second)])
     except (RolloutError, SignalInterrupt):
         raise
     except Exception as error:
@@ -206,18 +211,6 @@ def first_types(envs: gymnasium.Env | VectorEnv, seed: int, env_index: int) -> t
             f"env {env_index}: --store-infos all looks at its first infos, and it fails: {words_of(error)}; "
             "name the infos that are wanted"
         ) from error
-
-
-def _of_one(env: gymnasium.Env, seed: int, env_index: int) -> list[Info]:
-    _, first = env.reset(seed=next(episode_seeds(seed, env_index)))
-    *_, second = env.step(_some_action(env.action_space, seed, first.get(MASK_NAME)))
-    return [first, second]
-
-
-def _of_all(envs: VectorEnv, seed: int) -> list[Info]:
-    _, first = envs.reset(seed=seed)
-    *_, second = envs.step(_some_action(envs.action_space, seed))
-    return [_of_first(infos, envs.num_envs) for infos in (first, second)]
 
 
 def _some_action(space: spaces.Space, seed: int, mask: Any = None) -> Tree:

@@ -18,7 +18,7 @@ from mpi_rollout.core.layout import Columns, Contents, SlotLayout
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import Tree, leaves, tree_of
 from mpi_rollout.envs import faults, inputs
-from mpi_rollout.envs.agents import leave_out, write_agents, write_alive
+from mpi_rollout.envs.agents import write_agents, write_alive
 from mpi_rollout.envs.faults import ABORT, Begun, OnFault, Outcome, OutputChecks, Parts, WrongValue
 from mpi_rollout.envs.infos import InfoGatherer, MaskColumn
 from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
@@ -215,7 +215,8 @@ class LoopVectorEnv(SingleEnvs):
     def hold(self, index: int, is_truncated: bool = False) -> None:
         """Leave one env out of steps until it is reset: it gives its last observation, without reward."""
         last = self._last_observation(index)
-        leave_out(self.agents, index)
+        if self.agents:
+            self.agents[index].leave_out()
         self._time.hold(index)
         self._calls[index] = lambda _action: (last, 0.0, False, is_truncated, {})
         self.ended = [ended for ended in self.ended if ended != index]

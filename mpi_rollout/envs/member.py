@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Callable, Mapping
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
@@ -93,9 +93,7 @@ class Member:
         deadline = monotonic() + GRACE_S + 2 * self._longest_s
         while not requests[0].Testall(requests):
             if monotonic() > deadline:
-                self._end_job(Fault.of(error, f"{self._place}, {where}"))
+                fault = Fault.of(error, f"{self._place}, {where}")
+                say(f"{fault.stack}mpi_rollout: {RankError(fault, 1).shown(as_flag)}\n")
+                abort(self._job, fault.exit_code)
             sleep(1e-3)
-
-    def _end_job(self, fault: Fault) -> NoReturn:
-        say(f"{fault.stack}mpi_rollout: {RankError(fault, 1).shown(as_flag)}\n")
-        abort(self._job, fault.exit_code)

@@ -80,7 +80,7 @@ class CUDADevice:
             raise UsageError(NO_DEVICE)
         num_devices = len(cuda.gpus)
         self._device = own_device(num_devices) if device is None else check("device", device, 0, num_devices - 1)
-        self.key, self._num_rows, self._names = (0, 0), 0, list[str]()
+        self.key = 0, 0
         with self._chosen():
             self._stream = cuda.stream()
             self._table = Table(*map(cuda.to_device, new_table(poles.num_envs)))
@@ -92,7 +92,6 @@ class CUDADevice:
 
     def _reserve(self, num_rows: int, names: list[str]) -> None:
         """Make room for the actions of a fragment and for what is read of its outcome: on the device, and pinned."""
-        self._num_rows, self._names = num_rows, names
         num_envs = self._poles.num_envs
         shape = num_rows, num_envs
         self._actions = cuda.pinned_array(shape, np.uint8), cuda.device_array(shape, np.uint8)
@@ -117,7 +116,7 @@ class CUDADevice:
         wanted = columns.wanted()
         names = list(wanted)
         with self._chosen():
-            if (len(actions), names) != (self._num_rows, self._names):
+            if (len(actions), names) != (len(self._actions[0]), [*self._hosts]):
                 self._reserve(len(actions), names)
             host, device = self._actions
             np.copyto(host, actions, casting="unsafe")  # One of eight bytes is enough: they are 0 and 1.
