@@ -20,12 +20,12 @@ from mpi_rollout.envs import (
 )
 from mpi_rollout.envs.arguments import comm_for, comm_for_id, takes
 from mpi_rollout.envs.env_group import EnvGroup
-from mpi_rollout.envs.env_packages import import_registering, make_single, of_missing_package, of_unknown_id
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import MasksInInfos
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.native_makers import SYNC, check_kwargs, checked, of_entry_point, of_envpool, of_factory
+from mpi_rollout.envs.single_makers import import_registering, make_single, of_missing_package, of_unknown_id
 from mpi_rollout.envs.wrapping import WRAPPERS, Wrapper, adapted, name_of, named_wrappers, wrapped
 from mpi_rollout.errors import Option, RolloutError, UsageError
 from mpi_rollout.exchange.world import claimed_local_size

@@ -12,7 +12,7 @@ from gymnasium.vector import SyncVectorEnv
 from jobs import Job, assert_same_bytes, datasets
 
 from mpi_rollout.core.seeding import Reproducibility, episode_seeds
-from mpi_rollout.envs import env_packages
+from mpi_rollout.envs import single_makers
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
 from mpi_rollout.errors import UsageError
 from mpi_rollout.text import pip_install
@@ -182,7 +182,7 @@ def test_a_package_that_an_env_needs_is_to_be_installed_and_one_that_is_named_ma
 def test_an_unknown_id_is_refused_with_the_package_that_registers_it(env_id: str, way_out: str):
     namespace = env_id.partition("/")[0]
     error = gymnasium.error.NamespaceNotFound(f"Namespace {namespace} not found. Have you installed the package?")
-    words = env_packages.of_unknown_id(env_id, error)
+    words = single_makers.of_unknown_id(env_id, error)
     assert words.startswith(f"Namespace {namespace} not found{way_out}")
     assert words.endswith(way_out) or "Unknown" in env_id
 
@@ -193,8 +193,8 @@ def test_the_well_known_package_that_registers_an_id_is_imported(monkeypatch: py
         gymnasium.registry.pop("PandaNew-v0", None)
         gymnasium.register("PandaNew-v0", entry_point=Counting)
 
-    monkeypatch.setattr(env_packages, "find_spec", lambda module: object())
-    monkeypatch.setattr(env_packages, "import_module", register)
+    monkeypatch.setattr(single_makers, "find_spec", lambda module: object())
+    monkeypatch.setattr(single_makers, "import_module", register)
     assert isinstance(EnvMaker("PandaNew-v0")().unwrapped, Counting)
     with pytest.raises(UsageError, match="Environment `PandaOld` doesn't exist"):
         EnvMaker("PandaOld-v0")()
