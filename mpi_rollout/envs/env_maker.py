@@ -18,14 +18,20 @@ from mpi_rollout.envs import (
     dm_wrapper,
     kernels,  # noqa: F401  # Registers envs of this project's own.
 )
-from mpi_rollout.envs.arguments import comm_for, comm_for_id, takes
 from mpi_rollout.envs.env_group import EnvGroup
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import MasksInInfos
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.native_makers import SYNC, check_kwargs, checked, of_entry_point, of_envpool, of_factory
-from mpi_rollout.envs.single_makers import import_registering, make_single, of_missing_package, of_unknown_id
+from mpi_rollout.envs.single_makers import (
+    comm_for,
+    make_of_id,
+    make_registered,
+    of_missing_package,
+    of_unknown_id,
+    parameters_of,
+)
 from mpi_rollout.envs.wrapping import WRAPPERS, Wrapper, adapted, name_of, named_wrappers, wrapped
 from mpi_rollout.errors import Option, RolloutError, UsageError
 from mpi_rollout.exchange.world import claimed_local_size
@@ -105,9 +111,9 @@ class EnvMaker:
         env = self.env[env_index] if isinstance(self.env, tuple) else self.env
         kwargs = dict(self.kwargs[env_index] if isinstance(self.kwargs, tuple) else self.kwargs)
         if isinstance(env, str | EnvSpec):
-            made = _try(name_of(env), kwargs, partial(_make_of_id, env, kwargs, self.group))
+            made = _try(name_of(env), kwargs, partial(make_of_id, env, kwargs, self.group))
         else:
-            index = {"env_index": self.first_env + env_index} if takes(env, "env_index") else {}
+            index = {"env_index": self.first_env + env_index} if "env_index" in parameters_of(env) else {}
             given = index | comm_for(env, kwargs, self.group) | kwargs
             made = _try(name_of(env), kwargs, partial(env, **given), FACTORY)
         return adapted(made, name_of(env))
@@ -150,23 +156,7 @@ class EnvMaker:
         check_kwargs(kwargs)
         if self.vectorization_mode == "envpool":
             return partial(of_envpool, self.env, kwargs, indices, seed, num_threads)
-        return partial(_make_registered, of_entry_point, self.env, kwargs, indices, num_threads)
-
-
-def _make_registered(make: Callable[..., Made], env_id: str | EnvSpec, *arguments: object, **kwargs: Any) -> Made:
-    """Make what has an id; import the well-known package that registers it, where that is not done yet."""
-    if isinstance(env_id, str) and ":" not in env_id and env_id not in gymnasium.registry:
-        import_registering(env_id)
-    return make(env_id, *arguments, **kwargs)
-
-
-def _make_of_id(env: str | EnvSpec, kwargs: Kwargs, group: EnvGroup | None) -> gymnasium.Env:
-    """Make a registered env, with a communicator if it takes one."""
-    comm = comm_for_id(env, kwargs, group)
-    made = _make_registered(make_single, env, **comm, **kwargs)
-    if comm and isinstance(made, gymnasium.Env) and made.unwrapped.spec is not None:
-        made.unwrapped.spec.kwargs.pop("comm")  # Specs are copied and stored.
-    return made
+        return partial(make_registered, of_entry_point, self.env, kwargs, indices, num_threads)
 
 
 def _try(name: str, kwargs: Kwargs, make: Callable[[], Made], option: Option = ENV) -> Made:
@@ -194,7 +184,7 @@ def _try(name: str, kwargs: Kwargs, make: Callable[[], Made], option: Option = E
 def _is_of_call(error: TypeError) -> bool:
     """Tell whether a callable refused its arguments: then the error comes from the call, here or in Gymnasium."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    makers = of_factory, make_single, gymnasium.make
+    makers = of_factory, make_of_id, gymnasium.make
     return frame.f_globals["__name__"] in (__name__, *(make.__module__ for make in makers))
 
 

@@ -4,18 +4,17 @@ import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
-from inspect import signature
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.core.seeding import Reproducibility, episode_seeds, seed_of_slice
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.native import SEEDS_31_BITS, NativeVectorEnv, PoolVectorEnv, SeededEpisodes, SeededWhenMade
 from mpi_rollout.envs.players import PlayersVectorEnv
+from mpi_rollout.envs.single_makers import creator_of, parameters_of
 from mpi_rollout.errors import Option, UsageError
 from mpi_rollout.text import first_line, pip_install
 
@@ -86,9 +85,8 @@ def _parameters_of(env_id: str) -> Mapping[str, object]:
         entry_point = gymnasium.spec(registered).vector_entry_point
         if entry_point is None:
             raise UsageError(Option("env"), f" {env_id} has no vectorized version registered; use ", *SYNC)
-        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-        return signature(creator).parameters
-    except (gymnasium.error.Error, ImportError, TypeError, ValueError, AttributeError):
+        return parameters_of(creator_of(entry_point))
+    except (gymnasium.error.Error, ImportError, ValueError, AttributeError):
         return {}  # What makes the envs says it better.
 
 
