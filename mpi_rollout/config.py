@@ -106,7 +106,12 @@ class RolloutConfig(RunOptions):
     @property
     def acts_on_ranks(self) -> bool:
         """Each rank chooses the actions of its own envs: at random, or by the policy."""
-        return self.is_random or (self.has_model and self.policy_on != "root")
+        return self.is_random or self.asks_on_ranks
+
+    @property
+    def asks_on_ranks(self) -> bool:
+        """Each rank asks the policy for the actions of its own envs."""
+        return self.has_model and self.policy_on != "root"
 
     @property
     def traced(self) -> tuple[range, range]:

@@ -103,6 +103,8 @@ def _lag(run: "RunFigures", rank: int) -> float:
 
 
 def _of_policy(run: "RunFigures") -> Causes:
+    if run.asks_on_ranks:
+        return
     num_ranks = len(run.ranks) if run.num_ranks > 1 else len(run.ranks[0].get("physical_cores", ()))
     if num_ranks > 1:
         more = "--policy MODULE:make_policy" if run.policy_kind == CALLED else "--policy-on workers"

@@ -80,12 +80,13 @@ class Monitor:
     def __init__(self, config: RolloutConfig, driver: Driver, state: RunState, status: Status, leaders: Leaders):
         self._leaders, self._rate, self._first_env = leaders, np.nan, config.first_env
         self.progress = make_progress(config.progress, config.num_steps)
-        self._scalars = Scalars(config.log_dir, config.in_lockstep) if config.log_dir else None
+        how = config.in_lockstep, config.asks_on_ranks
+        self._spent = Spent(*how)
+        self._scalars = Scalars(config.log_dir, Spent(*how)) if config.log_dir else None
         self._driver, self._state, self._status = driver, state, status
         self._deadline = Deadline(config.max_walltime)
         self._looked_at, self._seen_env_steps = 0.0, 0
         self._line_env_steps, self._line_s = 0, 0.0  # Env steps up to the last line, seconds since then.
-        self._spent = Spent(config.in_lockstep)
         self._told, self._status_at = 0, 0.0  # What the status says, and when it is to be written again.
         self._began_at = self._tell_at = self._checked_at = self._worst_pause_s = 0.0
 

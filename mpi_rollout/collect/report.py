@@ -30,7 +30,7 @@ class RunFigures:
     seconds: float  # From the first step to the last commit, without what measuring the limit took.
     phases: dict[str, float]  # The root's seconds.
     ranks: list[dict[str, Any]]  # The reports of the ranks in the exchange.
-    step_s: list[float]  # The seconds of each in its envs.
+    step_s: list[float]  # The seconds of each in its envs, and in its policy.
     slowest_s: float  # The sum over steps of the slowest rank's seconds.
     mean_s: float  # The sum over steps of the ranks' mean.
     in_lockstep: bool = True
@@ -71,7 +71,16 @@ class RunFigures:
     @property
     def losses(self) -> dict[str, float]:
         """Where the root's time went, as shares of the run that add up to 1."""
-        return losses(self.seconds, self.mean_s, self.slowest_s, self.phases, self.in_lockstep)
+        phases = self.phases
+        if self.asks_on_ranks and self.in_lockstep:
+            asked_s = [rank["seconds"]["policy"] for rank in self.ranks if rank["num_envs"]]
+            phases = phases | {"policy": float(np.mean(asked_s))}
+        return losses(self.seconds, self.mean_s, self.slowest_s, phases, self.in_lockstep, self.asks_on_ranks)
+
+    @property
+    def asks_on_ranks(self) -> bool:
+        """Each rank asks the policy for the actions of its own envs."""
+        return self.inference == "workers" and self.policy_kind != RANDOM
 
     @property
     def ratio_to_limit(self) -> float | None:
@@ -130,8 +139,9 @@ class RunFigures:
             who = "the ranks chose the actions" if self.inference == "workers" else "rank 0 sent the actions"
             lines += [f"fragments of {counted(self.fragment_length, 'step')} at most; {who}"]
         if len(self.ranks) > 1:
+            where = "its envs" + " and its policy" * self.asks_on_ranks
             lines += [
-                f"slowest rank: {slowest['rank']} ({slowest['host']}), {slowest_s:.2f} s in its envs; "
+                f"slowest rank: {slowest['rank']} ({slowest['host']}), {slowest_s:.2f} s in {where}; "
                 f"ranks on average {self.mean_s:.2f} s"
             ]
         state = "complete" if self.complete else "unfinished"

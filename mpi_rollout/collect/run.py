@@ -248,7 +248,7 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
         is_surviving=config.on_rank_loss == "shrink",
         wait=config.wait,
         is_random=config.is_random,
-        has_policy=config.acts_on_ranks and config.has_model,
+        has_policy=config.asks_on_ranks,
         make_model=partial(make_model, config.policy, config) if kind_of_name(config.policy) == MADE else None,
         keeps_extras=config.store_extras and config.trajectories,
         infos=config.store_infos or "none",

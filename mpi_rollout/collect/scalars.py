@@ -43,8 +43,8 @@ def check_log_dir(path: str) -> None:
 class Scalars:
     """Writes points of a run's curves into a folder, or none any more after the first failure."""
 
-    def __init__(self, path: str, in_lockstep: bool):
-        self._path, self._folder, self._spent = path, located(path), Spent(in_lockstep)
+    def __init__(self, path: str, spent: Spent):
+        self._path, self._folder, self._spent = path, located(path), spent
         self._file: IO[bytes] | None = None
         self.is_ending = self._is_over = False
         self._next_at = 0.0

@@ -17,7 +17,7 @@ ANSWER_S = 5.0
 MAX_TIMEOUT_S = 1e6  # faulthandler counts microseconds in 64 bits; this is eleven days.
 
 PHASES = (  # What a rank does in a run.
-    "policy",  # The root computes actions.
+    "policy",  # The root computes actions, or a rank those of its own envs.
     "send",  # The root checks and broadcasts them.
     "step",  # This rank's envs step.
     "wait",  # A worker waits for the root's next order.
@@ -50,21 +50,29 @@ class Clock:
         self.now = now
         return elapsed_s
 
+    def move(self, seconds: float, phase: str, to: str) -> None:
+        """Take seconds of a phase for those of another one."""
+        self.seconds[phase] -= seconds
+        self.seconds[to] += seconds
+
     def restart(self) -> None:
         """Add the time since the last lap to no phase."""
         self.now = perf_counter()
 
 
 def losses(
-    seconds: float, mean_s: float, slowest_s: float, phases: Mapping[str, float], in_lockstep: bool
+    seconds: float, mean_s: float, slowest_s: float, phases: Mapping[str, float], in_lockstep: bool, asks_on_ranks: bool
 ) -> dict[str, float]:
     """Return where the root's time went, as shares that add up to 1.
 
     `envs` is what the ranks need on average, `imbalance` the wait for the slowest of each step; the rest is
     this program: `exchange` (checking, sending, gathering, bookkeeping), `policy` and `write`.  Where ranks step
     while the root does other things, there is no such sum: `envs` are the root's, and `exchange` has all of its waits.
+
+    `mean_s` and `slowest_s` have what a policy on the ranks took, too; `phases` say how much that is.
     """
-    in_envs = {"envs": mean_s, "imbalance": slowest_s - mean_s} if in_lockstep else {"envs": phases["step"]}
+    envs_s = mean_s - phases["policy"] * asks_on_ranks
+    in_envs = {"envs": envs_s, "imbalance": slowest_s - mean_s} if in_lockstep else {"envs": phases["step"]}
     ours = {name: phases[name] for name in ("policy", "write")}
     parts = in_envs | {"exchange": seconds - sum(in_envs.values()) - sum(ours.values())} | ours
     return {name: value / (seconds or 1.0) for name, value in parts.items()}
@@ -73,8 +81,8 @@ def losses(
 class Spent:
     """The `losses` since the last asking."""
 
-    def __init__(self, in_lockstep: bool):
-        self._in_lockstep, self._before = in_lockstep, dict[str, float]()
+    def __init__(self, in_lockstep: bool, asks_on_ranks: bool):
+        self._how, self._before = (in_lockstep, asks_on_ranks), dict[str, float]()
 
     def losses(self, seconds: float, mean_s: float, slowest_s: float, phases: Mapping[str, float]) -> dict[str, float]:
         """Return them, from `seconds` since the last asking and sums since the beginning."""
@@ -82,8 +90,10 @@ class Spent:
         new = {name: value - self._before.get(name, 0.0) for name, value in sums.items()}
         self._before = sums
         # A fragment that ended now counts whole, also what ranks did of it before the last asking.
-        known_s = new["slowest" if self._in_lockstep else "step"] + new["policy"] + new["write"]
-        return losses(max(seconds, known_s), new["mean"], new["slowest"], new, self._in_lockstep)
+        in_lockstep, asks_on_ranks = self._how
+        known_s = new["slowest"] if in_lockstep else new["step"]
+        known_s += new["write"] + new["policy"] * (not (in_lockstep and asks_on_ranks))
+        return losses(max(seconds, known_s), new["mean"], new["slowest"], new, *self._how)
 
 
 def utc_now() -> str:

@@ -6,6 +6,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,7 @@ class Slice(ABC):
         self._choose: Choose | None = None
         self._view: PolicyView | None = None  # For a policy that takes more than observations.
         self._is_asking = False  # The policy, and no env, is at work.
+        self.asked_s = 0.0  # Seconds of the last order that it took; whoever takes them in sets them to 0.
         self._is_replaying = False  # Steps are taken again.
         self._replaying: ReplayingEnvs | None = None  # Takes those of running episodes.
         self.masks = None if random is None else MaskColumn(self._space, self.env_indices)
@@ -189,11 +191,12 @@ class Slice(ABC):
     def _ask(self, row: int, choices: list[np.ndarray]) -> None:
         """Ask the policy for the actions of a step, with what the step before has led to."""
         assert self._choose is not None
-        self._is_asking = True
+        self._is_asking, start = True, perf_counter()
         try:
             actions, extras = self._choose(self.last_observations, self.num_steps)
         finally:
             self._is_asking = False
+            self.asked_s += perf_counter() - start
         for array, chosen in zip(choices, [*actions, *extras], strict=False):  # Extras may have no column.
             array[row] = chosen
 

@@ -163,6 +163,9 @@ class Worker:
         if self.stop_signal and slice_ not in self._failed and marks[num_done - 1] == 0:
             marks[num_done - 1] = -self.stop_signal
         exchange.own_step_s[0] = self.clock.lap("step")
+        if slice_ is not None:
+            self.clock.move(slice_.asked_s, "step", "policy")
+            slice_.asked_s = 0.0
 
     def _note(self, error: BaseException, slice_: Slice) -> None:
         """Note the failure of a slice, of which the root learns, or else the job ends."""

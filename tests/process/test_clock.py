@@ -44,7 +44,7 @@ def test_each_phase_gets_the_time_since_the_last_lap_and_a_restart_gives_it_to_n
 
 
 def test_losses_are_those_since_the_last_asking_and_add_up_to_one():
-    spent, phases = Spent(in_lockstep=True), dict.fromkeys(PHASES, 1.0)
+    spent, phases = Spent(in_lockstep=True, asks_on_ranks=False), dict.fromkeys(PHASES, 1.0)
     spent.losses(9.0, 2.0, 3.0, phases)
     new = spent.losses(10.0, 7.0, 9.0, phases | {"policy": 2.0})
     assert new == pytest.approx({"envs": 0.5, "imbalance": 0.1, "exchange": 0.3, "policy": 0.1, "write": 0.0})
@@ -53,8 +53,18 @@ def test_losses_are_those_since_the_last_asking_and_add_up_to_one():
 
 
 def test_out_of_lockstep_losses_are_the_roots():
-    found = losses(10.0, 9.0, 9.0, dict.fromkeys(PHASES, 1.0) | {"step": 5.0}, in_lockstep=False)
+    found = losses(10.0, 9.0, 9.0, dict.fromkeys(PHASES, 1.0) | {"step": 5.0}, in_lockstep=False, asks_on_ranks=False)
     assert found == pytest.approx({"envs": 0.5, "exchange": 0.3, "policy": 0.1, "write": 0.1})
+
+
+def test_a_policy_on_the_ranks_has_a_share_of_its_own():
+    phases = dict.fromkeys(PHASES, 0.0) | {"step": 2.0, "policy": 5.0, "write": 1.0}
+    found = losses(10.0, 7.0, 8.0, phases, in_lockstep=True, asks_on_ranks=True)
+    assert found == pytest.approx({"envs": 0.2, "imbalance": 0.1, "exchange": 0.1, "policy": 0.5, "write": 0.1})
+    spent = Spent(in_lockstep=True, asks_on_ranks=True)
+    assert spent.losses(10.0, 7.0, 8.0, phases) == found
+    zero = dict.fromkeys(found, 0.0)
+    assert spent.losses(1.0, 7.0, 8.0, phases) == zero | {"exchange": 1.0}
 
 
 def test_each_phase_that_is_a_part_of_a_run_has_a_word():
