@@ -10,7 +10,7 @@ import pytest
 from jobs import Job
 
 from mpi_rollout.collect.scalars import Scalars
-from mpi_rollout.process.clock import PHASES
+from mpi_rollout.process.clock import PHASES, Spent
 from mpi_rollout.text import pip_install
 
 pytestmark = pytest.mark.any_mpi
@@ -66,7 +66,7 @@ def test_a_disk_that_gets_full_is_told_once_and_what_is_there_can_be_read(tmp_pa
     pytest.importorskip("tensorboard")
     tally = SimpleNamespace(env_steps=0, mean_s=1.0, slowest_s=1.0)
     collector = SimpleNamespace(tally=tally, clock=SimpleNamespace(seconds=dict.fromkeys(PHASES, 1.0)))
-    scalars, before = Scalars(str(tmp_path), True), resource.getrlimit(resource.RLIMIT_FSIZE)
+    scalars, before = Scalars(str(tmp_path), Spent(True, False)), resource.getrlimit(resource.RLIMIT_FSIZE)
     scalars.is_ending = True
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
