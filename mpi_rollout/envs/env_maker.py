@@ -164,11 +164,9 @@ def _try(name: str, kwargs: Kwargs, make: Callable[[], Made], option: Option = E
         return make()
     except RolloutError:
         raise
-    except ImportError as error:
+    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         way_out = of_missing_package(name, str(error))
         raise UsageError(option, f" {name}: {first_line(error)}; {way_out}") from error
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise UsageError(option, f" {name}: {error}; {of_missing_package(name, str(error).lower())}") from error
     except gymnasium.error.Error as error:
         raise UsageError(option, f" {name}: {of_unknown_id(name, error)}") from error
     except AttributeError as error:

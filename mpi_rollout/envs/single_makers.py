@@ -28,7 +28,7 @@ Comm = dict[str, "MPI.Intracomm"]  # By the name of the parameter; empty without
 
 # What ids and error messages name, and the extra that brings it.
 EXTRAS = {"pettingzoo": "pettingzoo", "ale_py": "atari", "mujoco": "mujoco", "shimmy": "dm", "dm_control": "dm"}
-EXTRAS |= {"CartPoleCUDA": "cuda", "numba": "numba", "torch": "torch"}
+EXTRAS |= {"numba": "numba", "torch": "torch"}
 HIGHWAY_IDS = ("highway-", "merge-", "roundabout-", "parking-", "intersection-", "racetrack-")
 ROBOTICS_IDS = ("Fetch", "HandReach", "HandManip", "Adroit", "AntMaze", "PointMaze", "FrankaKitchen")
 # How ids of well-known packages begin: the module that registers them, and what pip installs.
@@ -155,11 +155,11 @@ def of_unknown_id(env_id: str, error: gymnasium.error.Error) -> str:
 
 def of_missing_package(name: str, text: str) -> str:
     """Say what to do about a missing package; where the name is PACKAGE:ID, the package may be misspelt."""
-    if "gymnasium-robotics" in text:  # MuJoCo's envs of old versions.
+    imported = text.lower().replace("-", "_")  # ale-py is how it is installed, ale_py how it is imported.
+    if "gymnasium_robotics" in imported:  # MuJoCo's envs of old versions.
         return "use its latest version"
-    imported = text.replace("-", "_")  # ale-py is how it is installed, ale_py how it is imported.
     for package, extra in EXTRAS.items():
-        if package in imported or (package == "CartPoleCUDA" and package in name):
+        if package in imported:
             return pip_install(f"[{extra}]")
     is_named = f"'{name.partition(':')[0]}'" in text
     return "install it, or correct the name before the colon" if is_named else "install it"
