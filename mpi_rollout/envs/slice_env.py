@@ -13,7 +13,7 @@ from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.core.seeding import Reproducibility
-from mpi_rollout.core.spaces import Space, Tree, leaves, set_spaces, tree_of
+from mpi_rollout.core.spaces import Space, Tree, leaves, map_tree, set_spaces, tree_of
 from mpi_rollout.envs.inputs import OptionsOfOne, Reset, Step, take_reset_mask
 from mpi_rollout.envs.rollout import RolloutColumns, num_rows_of
 from mpi_rollout.errors import ActionError, UsageError
@@ -108,7 +108,7 @@ class SliceVectorEnv(VectorEnv):
         self._backend.rollout(batch, self._columns_of_row)
         observations, *results = self._row
         rewards, terminations, truncations = (array[0].copy() for array in results)
-        return self._first_row(observations), rewards, terminations, truncations, {}
+        return map_tree(lambda array: array[0].copy(), observations), rewards, terminations, truncations, {}
 
     def rollout(self, actions: np.ndarray, columns: RolloutColumns) -> None:
         """Take steps with actions (num_steps, num_envs, ...); see `mpi_rollout.envs.rollout.Rollout`."""
@@ -131,11 +131,6 @@ class SliceVectorEnv(VectorEnv):
         """The numbers (num_envs,) int64 of the episodes that the envs are in."""
         self._check_was_reset()
         return self._backend.episodes()
-
-    def _first_row(self, observations: Tree) -> Tree:
-        if not isinstance(observations, dict | tuple):
-            return observations[0].copy()
-        return tree_of(self.single_observation_space, [leaf.of(observations)[0].copy() for leaf in self._observed])
 
     def _check_was_reset(self) -> None:
         if not self._was_reset:
