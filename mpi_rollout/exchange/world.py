@@ -177,10 +177,11 @@ def _miss_ranks(timeout_s: float, option: str, is_over: bool) -> None:
         leave_now(LaunchError.exit_code)
 
 
-def comm_world() -> "MPI.Intracomm":
+def comm_world(hint: str = "") -> "MPI.Intracomm":
     """Return COMM_WORLD of an MPI that has been started, or what stands for it without MPI.  **Collective**.
 
     LaunchError if this process is alone though a launcher started several: it belongs to another MPI than the library.
+    The message ends with `hint`.
     """
     mpi = loaded_mpi()
     if mpi is None:  # What one rank calls of a communicator, `SingleRankComm` has.
@@ -195,7 +196,7 @@ def comm_world() -> "MPI.Intracomm":
         raise LaunchError(
             f"the launcher started {claimed} processes ({variable}={claimed}) but each is alone in its MPI world; "
             f"mpi4py loaded {library_name()}; start with the mpirun of that library, or under srun with "
-            f"--mpi={'pmix' if 'Open MPI' in library_name() else 'pmi2'}"
+            f"--mpi={'pmix' if 'Open MPI' in library_name() else 'pmi2'}{hint}"
         )
     return comm
 

@@ -36,7 +36,7 @@ def main() -> int:
     end_with_launcher()
     try:
         world.start_mpi_on_all_ranks(float(timeout_s))
-        comm = world.comm_world()
+        comm = world.comm_world("; give launch the command as launcher='srun --mpi=...'")
         if comm.size != int(num_ranks):
             raise LaunchError(f"the launcher must take -n {num_ranks}, got {counted(comm.size, 'rank')}")
         channel, told = _call(folder) if comm.rank == world.ROOT else (None, None)

@@ -230,6 +230,10 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a launcher that starts one": (
         {"launcher": "sh -c 'shift; exec \"$@\"'"}, LaunchError, "must take -n 2, got 1 rank",
     ),
+    "a launcher of another MPI": (
+        {"launcher": "sh -c 'shift; SLURM_NTASKS=2 SLURM_PROCID=0 SLURM_STEP_ID=0 exec \"$@\"'"}, LaunchError,
+        r"under srun with --mpi=pmi\w+; give launch the command as launcher='srun --mpi=\.\.\.'$",
+    ),
     "a name that no program can have": (
         {"launcher": ["sh", "a\0"], "num_ranks": 1}, ValueError, "embedded null byte",
     ),
