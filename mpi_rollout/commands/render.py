@@ -228,7 +228,8 @@ def kind_of(path: str) -> str:
     try:
         import_module(module)
     except ImportError as error:
-        raise UsageError(f"render needs {package} for {kind}; {pip_install('[video]')}") from error
+        way = f"{pip_install('[video]')}{', or give --out NAME.gif' * (kind == '.mp4')}"
+        raise UsageError(f"render needs {package} for {kind}; {way}") from error
     return kind
 
 

@@ -160,7 +160,8 @@ def test_files_without_what_is_needed_are_refused(job: Job, run: tuple[str, ...]
 def test_a_missing_package_is_named_and_a_gif_needs_no_ffmpeg(job: Job, drawn: Path):
     (job.folder / "imageio_ffmpeg.py").write_text("raise ImportError('it is not installed')")
     result = job(None, "render", str(drawn), *MAKE)  # Modules beside the command come first.
-    assert result.code == 64 and result.messages == [f"render needs imageio-ffmpeg for .mp4; {pip_install('[video]')}"]
+    way = f"{pip_install('[video]')}, or give --out NAME.gif"
+    assert result.code == 64 and result.messages == [f"render needs imageio-ffmpeg for .mp4; {way}"]
     assert job(None, "render", str(drawn), *MAKE, "--out", "film.gif").code == 0
 
 
