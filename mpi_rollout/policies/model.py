@@ -97,13 +97,16 @@ class PolicySource:
 
 def called_model(policy: Policy, space: Space, name: str) -> Model:
     """Return a model that asks a callable of this name for blocks; `space` is of one env's observations."""
-    parts = leaves(space)
+    parts, takes = leaves(space), names_taken(policy, 1, name)
+    if why := misfit(policy, None, **dict.fromkeys(takes)):
+        way_out = "one that takes env_indices and uniforms is returned by a function whose name begins with make_"
+        raise UsageError(POLICY, f" {name} is called with observations: {why}; {way_out}")
 
     def act(observations: Tree, _env_indices: np.ndarray, _uniforms: np.ndarray, **others: object) -> Tree:
         # What a callable gets is its own: it may keep it.
         return policy(tree_of(space, [np.array(leaf.of(observations)) for leaf in parts]), **others)
 
-    return Model(act, takes=names_taken(policy, 1, name))
+    return Model(act, takes=takes)
 
 
 def make_model(spec: str | Callable[..., object], options: SharedOptions = DEFAULTS) -> Model:

@@ -77,6 +77,14 @@ def test_what_cannot_work_is_refused_in_one_line(job: Job):
         assert words in result.messages[0]
 
 
+def test_a_callable_that_takes_what_only_ranks_give_is_refused_with_the_way_out(job: Job):
+    (job.folder / "ranked.py").write_text("def act(observations, env_indices, uniforms): pass\n")
+    result = job(None, *SIZES, "--policy", "ranked:act")
+    assert result.code == 64 and result.num_tracebacks == 0 and len(result.messages) == 1, result.err
+    assert "ranked:act is called with observations: missing a required argument: 'env_indices'" in result.messages[0]
+    assert result.messages[0].endswith("is returned by a function whose name begins with make_")
+
+
 def test_a_run_goes_on_with_the_arguments_that_it_began_with(job: Job, collected: Collected):
     whole, half = collected(None)["made"]
     (job.folder / "half.h5").write_bytes(half.read_bytes())
