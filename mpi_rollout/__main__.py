@@ -11,11 +11,16 @@ def start() -> int:
     beginning.end_with_launcher()
     beginning.heed_signals()
     beginning.check_python()
+    is_imported = False
     try:
         _import()
+        is_imported = True
         return _run()
     except Exception as error:
         words = beginning.shadowing(error)
+        if not words and not is_imported:  # Python's own way out would wait for ranks that are in MPI_Init.
+            sys.excepthook(type(error), error, error.__traceback__)
+            words = f"cannot import what it needs, see above: {type(error).__name__}"
         if words:
             beginning.leave(beginning.WRONG_LAUNCH, words)
         raise

@@ -166,6 +166,39 @@ def test_a_python_without_the_packages_says_so_in_one_line(job: Job, num_ranks: 
     assert message.startswith(f"{sys.executable} has no numpy, gymnasium, h5py, tqdm; ") and "activate" in message
 
 
+BROKEN = """
+import os
+import sys
+
+
+class Broken:
+    def find_spec(self, name, path=None, target=None):
+        if name == "gymnasium.envs":
+            raise ImportError("libsuite.so.3: cannot open shared object file")
+
+
+if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "{rank}":
+    sys.meta_path.insert(0, Broken())
+"""
+
+
+@pytest.mark.any_mpi
+@pytest.mark.full_start
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("send", ["no", "yes"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_cannot_import_the_program_ends_the_job_at_once(job: Job, num_ranks: int, send: str, rank: int):
+    """Also where the others are in MPI_Init, or have left it, and wait for it."""
+    (job.folder / "sitecustomize.py").write_text(BROKEN.format(rank=rank))
+    command = job.command(num_ranks, *RUN, "--send-imports", send)
+    result = run_job(command, job.folder, PYTHONPATH=f"{job.folder}:{CLONE}")
+    assert result.code and result.seconds < 20, result.err
+    assert result.num_tracebacks == 1 and "ImportError: libsuite.so.3" in result.err, result.err
+    assert sum("cannot import what it needs, see above: ImportError" in line for line in result.messages) == 1, (
+        result.err
+    )
+
+
 def test_what_an_env_cannot_import_is_told_as_the_envs(job: Job):
     (job.folder / "mine.py").write_text("import nosuchthing\n")
     result = job(None, "--env-factory", "mine:make", *RUN[2:])
