@@ -18,12 +18,23 @@ def start() -> int:
         return _run()
     except Exception as error:
         words = beginning.shadowing(error)
-        if not words and not is_imported:  # Python's own way out would wait for ranks that are in MPI_Init.
+        if not words and not is_imported:  # Python's own way out would wait for ranks that have started MPI.
             sys.excepthook(type(error), error, error.__traceback__)
+            _start_mpi()
             words = f"cannot import what it needs, see above: {type(error).__name__}"
         if words:
             beginning.leave(beginning.WRONG_LAUNCH, words)
         raise
+
+
+def _start_mpi() -> None:
+    """Start MPI, if it can be: a launcher may miss the end of a rank while others start MPI."""
+    from mpi_rollout.exchange.world import START_S, start_mpi_on_all_ranks
+
+    try:
+        start_mpi_on_all_ranks(START_S)
+    except Exception:  # mpi4py is what cannot be imported.
+        return
 
 
 def _import() -> None:
