@@ -12,9 +12,9 @@ from measuring import CHECKOUT, QUIET, compiled, main, python, table
 from mpi_rollout.collect.team import NODES_VARIABLE
 
 LENGTH, FEW, MANY = 16, 4, 24
-SHARD = "--storage sharded --shards-per-node"
 BARRIER = "from mpi4py import MPI; import numpy; MPI.COMM_WORLD.Barrier()"
-WAYS = {"one file": "", "a shard a node": f"{SHARD} 1", "a shard for 4 ranks": f"{SHARD} {{shards}}"}
+SHARDED = "--storage sharded --shards-per-node"
+WAYS = {"one file": "", "a shard a node": f"{SHARDED} 1", "a shard for 4 ranks": f"{SHARDED} {{}}"}
 
 
 def counted(num_ranks: int, *words: object) -> dict[str, float]:
@@ -29,7 +29,7 @@ def run_counted(num_ranks: int, way: str, num_steps: int) -> dict[str, float]:
     """Run sleeping envs; return the same."""
     envs = f"--env-factory {CHECKOUT}/benchmarks/sleeping.py:SleepingEnv --env-kwargs".split()
     run = f"--num-envs {4 * num_ranks} --num-steps {num_steps} --fragment-length {LENGTH} --wait sleep {QUIET} "
-    run += WAYS[way].format(shards=max(1, num_ranks // 16))
+    run += WAYS[way].format(max(1, num_ranks // 16))
     return counted(num_ranks, "-m", "mpi_rollout", *envs, '{"step_s": 0.002}', *run.split(), "--out", "run.h5")
 
 

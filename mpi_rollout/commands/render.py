@@ -217,8 +217,7 @@ class Film(NamedTuple):
 def kind_of(path: str) -> str:
     """Return the suffix of a video's name.
 
-    UsageError if it can be no video, or the package that writes them is missing; StorageError if no file can be written
-    there.
+    UsageError if it can be no video, or the package for it is missing; StorageError if no file can be written there.
     """
     kind = os.path.splitext(path)[1].lower()
     if kind not in PACKAGES:
@@ -228,8 +227,8 @@ def kind_of(path: str) -> str:
     try:
         import_module(module)
     except ImportError as error:
-        way = f"{pip_install('[video]')}{', or give --out NAME.gif' * (kind == '.mp4')}"
-        raise UsageError(f"render needs {package} for {kind}; {way}") from error
+        other = ", or give --out NAME.gif" * (kind == ".mp4")
+        raise UsageError(f"render needs {package} for {kind}; {pip_install('[video]')}{other}") from error
     return kind
 
 

@@ -59,8 +59,7 @@ class MPIVectorEnv(CalledByName):
         set_spaces(self, driver.num_envs, *(spaces if form is None else map(form.space, spaces)))
         self.agent_spaces = () if form is None else form.agent_spaces
         self.spec, self.render_mode = facts.spec, facts.render_mode
-        self.metadata = {**facts.metadata, "autoreset_mode": mode}
-        self.autoreset_mode = mode
+        self.metadata, self.autoreset_mode = {**facts.metadata, "autoreset_mode": mode}, mode
         self._lane_of_env = np.concatenate([np.full(lane.num_envs, i) for i, lane in enumerate(driver.lanes)])
         outcomes = Outcomes(driver, copy)
         self.interrupts = Interrupts(driver.worker.is_in_envs)  # After all that may fail: it is there until `close`.
