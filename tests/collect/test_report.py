@@ -247,7 +247,7 @@ def test_a_slow_policy_on_the_ranks_is_not_taken_for_slow_envs(job, num_ranks, m
     losses, asked_s = found["losses"], [rank["seconds"]["policy"] for rank in found["ranks"] if rank["num_envs"]]
     assert sum(losses.values()) == pytest.approx(1) and found["advice"].count("policy") == 0
     assert all(0.2 <= seconds <= found["seconds"] for seconds in asked_s)
-    assert losses["policy"] > 0.6 > 0.3 > losses["envs"]
+    assert losses["policy"] > 0.2 and losses["policy"] > 2 * losses["envs"]
 
 
 PHASES_OF = """

@@ -110,6 +110,7 @@ def job_environment(**extra: str) -> dict[str, str]:
     if os.getuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     environment["PRTE_MCA_prte_tmpdir_base"] = str(swept_sessions())
+    environment["OMPI_MCA_btl_sm_backing_directory"] = str(shared_memory())
     environment["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
     environment["MPI_ROLLOUT_ANY_SIZE"] = "1"  # Many runs are asked for steps without end, and stopped.
     return environment | extra
@@ -119,6 +120,18 @@ def job_environment(**extra: str) -> dict[str, str]:
 def sessions() -> Path:
     """Where Open MPI's launchers have their session folders, `ompi.PID`."""
     folder = Path(tempfile.mkdtemp(prefix="sessions-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@cache
+def shared_memory() -> Path:
+    """Where Open MPI's ranks have their shared memory, of this process's jobs alone.
+
+    Open MPI names it by 16 bits that follow from the launcher's process id, and killed ranks leave it.  Of the jobs of
+    several test processes, two with the same name would take each other's: a rank of each crashes then.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="tests-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
