@@ -36,6 +36,11 @@ Spec: TypeAlias = "specs.Array | dict[str, Spec] | tuple[Spec, ...]"
 class MPIEnvironment(dm_env.Environment):
     """All ranks' envs as a `dm_env.Environment` whose time steps are batches.
 
+    A `TimeStep` has arrays with one row for each env: `step_type` int32, of `dm_env.StepType`; `reward` float64;
+    `discount` float64, 0 where an episode terminates and 1 else; `observation` as the space nests it.  `first()`,
+    `mid()` and `last()` are arrays of bools.  An env whose episode has ended (LAST) is reset in the next step, which
+    ignores its action: it is FIRST then, with reward 0 and discount 1.
+
     Parameters
     ----------
     envs
@@ -49,11 +54,6 @@ class MPIEnvironment(dm_env.Environment):
         Of all ranks.
     envs
         What was given, for `call`, `get_attr`, `set_attr` and `render`.  Reset and step it through this object alone.
-
-    A `TimeStep` has arrays with one row for each env: `step_type` int32, of `dm_env.StepType`; `reward` float64;
-    `discount` float64, 0 where an episode terminates and 1 else; `observation` as the space nests it.  `first()`,
-    `mid()` and `last()` are arrays of bools.  An env whose episode has ended (LAST) is reset in the next step, which
-    ignores its action: it is FIRST then, with reward 0 and discount 1.
 
     Raises
     ------

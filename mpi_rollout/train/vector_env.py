@@ -85,6 +85,8 @@ class MPIVectorEnv(CalledByName):
     def reset(self, *, seed: Seeds = None, options: Options = None) -> Reset:
         """Start a new episode in every env, or in those of `options["reset_mask"]`.
 
+        Return observations of shape (num_envs, ...), and infos.
+
         Parameters
         ----------
         seed
@@ -92,10 +94,6 @@ class MPIVectorEnv(CalledByName):
         options
             For the envs: a dict, or a list with one for each env.  `reset_mask` in a dict is a bool array of shape
             (num_envs,) with at least one True; the other envs go on with their episodes.
-
-        Returns
-        -------
-        Observations of shape (num_envs, ...), infos.
         """
         self.end.prepare_reset()
         seed = inputs.read_seed(seed, self.num_envs)
@@ -118,9 +116,10 @@ class MPIVectorEnv(CalledByName):
 
         Returns
         -------
-        observations (num_envs, ...), rewards float64, terminations bool, truncations bool (num_envs,), infos.  Of envs
-        with several agents, rewards and ends are dicts by agent; with `agents="axis"` they have one more axis, as
-        observations and actions do.
+        tuple
+            Observations (num_envs, ...), rewards float64, terminations bool, truncations bool (num_envs,), infos.  Of
+            envs with several agents, rewards and ends are dicts by agent; with `agents="axis"` they have one more axis,
+            as observations and actions do.
         """
         steps, lanes = self.steps, self._driver.lanes
         self.end.check_ready(lanes, "step")
@@ -191,12 +190,13 @@ class MPIVectorEnv(CalledByName):
 
         Returns
         -------
-        A dict of arrays, which belong to the caller.  `observations` (before each step), `actions`, `rewards` float64,
-        `terminations` and `truncations` bool are of shape (num_steps, num_envs, ...); `last_observations` are those
-        after the last step, (num_envs, ...).  `infos` is a list of num_steps dicts, as `step` returns them.  Where the
-        policy on the ranks acted, there are `extras` too, a dict of what it gave besides actions, (num_steps, num_envs,
-        ...) each, and `policy_version`, (num_steps, num_envs) int64: how many times `set_policy` was called before.
-        Envs with several agents have `alive` too: which agents act in each step.
+        dict
+            Arrays, which belong to the caller.  `observations` (before each step), `actions`, `rewards` float64,
+            `terminations` and `truncations` bool are of shape (num_steps, num_envs, ...); `last_observations` are those
+            after the last step, (num_envs, ...).  `infos` is a list of num_steps dicts, as `step` returns them.  Where
+            the policy on the ranks acted, there are `extras` too, a dict of what it gave besides actions, (num_steps,
+            num_envs, ...) each, and `policy_version`, (num_steps, num_envs) int64: how many times `set_policy` was
+            called before.  Envs with several agents have `alive` too: which agents act in each step.
 
         Raises
         ------
@@ -236,8 +236,7 @@ class MPIVectorEnv(CalledByName):
 
         Returns
         -------
-        What `collect` returns, for these envs, with `envs_slice` too: their indices, int64, in increasing order; give
-        it to `collect_async`.
+        What `collect` returns, for these envs, and `envs_slice`, their indices, int64, rising, for `collect_async`.
         """
         self.end.check_sent_fragments("collect_some")
         with self.interrupts:
