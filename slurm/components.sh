@@ -22,14 +22,18 @@ start_components() {
 # Before SLURM 24.11 an srun of several components with --mpi=pmix at times does not end when all of its ranks have (two
 # of its threads wait for the end of the same third one), and the job would be there until its time limit.
 run_components() {
-    local watch
+    local watch told
     begin "${start[@]}"
     end_after_ranks "$running" &
     watch=$!
     wait_for_end
     kill "$watch" 2> /dev/null
-    if wait "$watch" 2> /dev/null; then code=$(code_of_ranks); fi # It has ended srun, whose own code says nothing.
-    [ "$(cat "$MPI_ROLLOUT_RANK_0")" != 75 ] || code=75 # srun ends the other components' ranks when those of one have ended.
+    told=$(cat "$MPI_ROLLOUT_RANK_0")
+    if wait "$watch" 2> /dev/null; then # It has ended srun, whose own code says nothing.
+        code=$(code_of_ranks)
+        [ "$told:$code" != 0:75 ] || code=0 # SLURM still has that of the start before.
+    fi
+    [ "$told" != 75 ] || code=75 # srun ends the other components' ranks when those of one have ended.
     rm -f "$MPI_ROLLOUT_RANK_0"
 }
 

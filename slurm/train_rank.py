@@ -7,7 +7,7 @@ And so that a script can be told to stop before the job's time limit:
   which `srun --mpi=pmi2` makes 137.  All ranks leave with the code of rank 0, so MPI can end in good order.
 
 In a heterogeneous job, where srun ends the ranks of one component when those of another end, rank 0 also writes how far
-it is into the file that MPI_ROLLOUT_RANK_0 names: begun, or 75.
+it is into the file that MPI_ROLLOUT_RANK_0 names: begun, or the exit code where that is 0 or 75.
 """
 
 import atexit
@@ -33,8 +33,11 @@ def run() -> None:
     atexit.register(lambda: [each() for each in to_do])  # First registered, last called: others may use MPI.
     try:
         main()
+        tell("0")
     except SystemExit as end:
-        if end.code == Interrupted.exit_code:
+        if not end.code:
+            tell("0")
+        elif end.code == Interrupted.exit_code:
             tell(str(end.code))
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # By which srun ends the other ranks when the first has left.
             to_do.append(finalize)
