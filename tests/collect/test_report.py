@@ -229,7 +229,7 @@ import time
 
 class Slow:
     def act(self, observations, env_indices, uniforms):
-        time.sleep(0.002)
+        time.sleep(0.01)  # Far longer than its envs take, also on a busy machine.
         return (observations[:, 2] > 0).astype(int)
 
 
@@ -242,12 +242,12 @@ make_slow = Slow
 @pytest.mark.parametrize("more", [[], ["--root-envs", "0"], ["--batch-size", "1"]], ids=["all", "bare root", "ready"])
 def test_a_slow_policy_on_the_ranks_is_not_taken_for_slow_envs(job, num_ranks, more):
     (job.folder / "slow.py").write_text(SLOW_POLICY)
-    command = "--env", "CartPole-v1", "--num-envs", "6", "--num-steps", "100", "--policy", "slow:make_slow", *OUT
+    command = "--env", "CartPole-v1", "--num-envs", "6", "--num-steps", "50", "--policy", "slow:make_slow", *OUT
     found = summary_of(job(num_ranks, *command, *more, "--json"))
     losses, asked_s = found["losses"], [rank["seconds"]["policy"] for rank in found["ranks"] if rank["num_envs"]]
     assert sum(losses.values()) == pytest.approx(1) and found["advice"].count("policy") == 0
-    assert all(0.2 <= seconds <= found["seconds"] for seconds in asked_s)
-    assert losses["policy"] > 0.2 and losses["policy"] > 2 * losses["envs"]
+    assert all(0.5 <= seconds <= found["seconds"] for seconds in asked_s)
+    assert losses["policy"] > losses["envs"]
 
 
 PHASES_OF = """
