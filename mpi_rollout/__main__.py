@@ -28,11 +28,12 @@ def start() -> int:
 
 
 def _start_mpi() -> None:
-    """Start MPI, if it can be: a launcher may miss the end of a rank while others start MPI."""
-    from mpi_rollout.exchange.world import START_S, start_mpi_on_all_ranks
+    """Start MPI, if it can be, where there are other ranks: a launcher may miss the end of a rank while they do so."""
+    from mpi_rollout.exchange.world import START_S, claimed_size, start_mpi_on_all_ranks
 
     try:
-        start_mpi_on_all_ranks(START_S)
+        if claimed_size()[0] > 1:  # On a login node it may end the process.
+            start_mpi_on_all_ranks(START_S)
     except Exception:  # mpi4py is what cannot be imported.
         return
 
