@@ -10,9 +10,12 @@ not used: two runs with seeds 0 and 1 would share all but one of their streams.
 A policy's draws have a stream for each block of 64 steps of 64 envs: Philox with the block as its counter.  So any rank
 can draw those of its own envs alone.  Where an action is a bit, a word for each env has the actions of 64 steps.
 
-The seed of episode k of env i is word k of `SeedSequence(seed, spawn_key=(i,)).generate_state(...)`.  NumPy draws all
-words before it as well, but they do not depend on each other: here any word is computed alone, in constant time and
-memory.  The formulas and constants are those of `numpy/random/bit_generator.pyx`, which NEP 19 keeps as they are.
+The seed of episode k of env i is word k of `SeedSequence(seed, spawn_key=(i,)).generate_state(...)`, without its
+highest bit.  NumPy draws all words before it as well, but they do not depend on each other: here any word is computed
+alone, in constant time and memory.  The formulas and constants are those of `numpy/random/bit_generator.pyx`, which
+NEP 19 keeps as they are.
+
+Seeds that envs get are below 2**31, since simulators take an int32.
 """
 
 import random
@@ -26,6 +29,8 @@ INIT_A, MULT_A = 0x43B0D7E5, 0x931E8875  # The hash that mixes words into the po
 INIT_B, MULT_B = 0x8B51F9DD, 0x58F38DED  # The hash that draws words from it.
 MIX_LEFT, MIX_RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
 POOL_SIZE, BITS = 4, 32  # A pool has four words of 32 bits.
+LARGEST_SEED = 2**31 - 1  # Of an env: an int32.  All bits of a word are equally random.
+LARGEST_SLICE_SEED = 2**30 - 1  # To which its envs may add their places.
 
 
 class Reproducibility(StrEnum):
@@ -56,7 +61,7 @@ def episode_seeds(seed: int, env_index: int, first: int = 0) -> Iterator[int]:
         word = pool[episode % POOL_SIZE] ^ constant
         constant = constant * MULT_B % modulus
         word = word * constant % modulus
-        yield word ^ word >> 16
+        yield (word ^ word >> 16) & LARGEST_SEED
 
 
 def seed_at_first(seed: int, env_index: int) -> Iterator[int | None]:
@@ -70,7 +75,7 @@ def seeds_of_episodes(seed: int, env_indices: np.ndarray, episodes: np.ndarray) 
     place = episodes % POOL_SIZE
     env_words = _hashed(env_indices.astype(np.uint32), INIT_A, MULT_A, POOL_SIZE * num_words + place)
     pool = MIX_LEFT * np.random.SeedSequence(seed).pool[place] - MIX_RIGHT * env_words
-    return _hashed(pool ^ pool >> 16, INIT_B, MULT_B, episodes)
+    return _hashed(pool ^ pool >> 16, INIT_B, MULT_B, episodes) & np.uint32(LARGEST_SEED)
 
 
 def _hashed(words: np.ndarray, init: int, mult: int, times: np.ndarray) -> np.ndarray:
@@ -134,4 +139,4 @@ def seed_global_generators(seed: int, rank: int, num_steps: int = 0, first_env: 
 def seed_of_slice(seed: int, env_indices: range) -> int:
     """Return the one seed of a natively vectorized slice, whose envs share one generator."""
     key = (env_indices.start, env_indices.stop, 0)
-    return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
+    return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0]) & LARGEST_SLICE_SEED

@@ -18,7 +18,6 @@ from mpi_rollout.envs.rollout import Rollout, SendRecv
 from mpi_rollout.errors import UsageError
 
 Make = Callable[[int], VectorEnv]  # It takes the seed of the run.
-SEEDS_31_BITS = 0x7FFFFFFF  # C++ takes int32.
 STEP_SINGLE_ENVS = "step single envs, with vectorization_mode='sync'"
 
 
@@ -139,7 +138,7 @@ class SeededEpisodes(NativeVectorEnv):
         places = np.flatnonzero(options.get("reset_mask", np.ones(self.num_envs, np.bool_)))
         episodes = np.asarray(options.pop("episodes", self._episodes + 1))
         self._episodes[places], self._over[places] = episodes[places], False
-        seeds = seeds_of_episodes(self._seed, self._env_indices[places], episodes[places]) & SEEDS_31_BITS
+        seeds = seeds_of_episodes(self._seed, self._env_indices[places], episodes[places])
         return self.env.reset(seed=seeds.astype(np.int32), options=options)  # type: ignore[arg-type]  # A seed for each.
 
     def _step_and_reset(self, actions: Tree) -> Step:

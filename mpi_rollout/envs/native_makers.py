@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.core.seeding import Reproducibility, episode_seeds, seed_of_slice
 from mpi_rollout.core.spaces import leaves
-from mpi_rollout.envs.native import SEEDS_31_BITS, NativeVectorEnv, PoolVectorEnv, SeededEpisodes, SeededWhenMade
+from mpi_rollout.envs.native import NativeVectorEnv, PoolVectorEnv, SeededEpisodes, SeededWhenMade
 from mpi_rollout.envs.players import PlayersVectorEnv
 from mpi_rollout.envs.single_makers import creator_of, parameters_of
 from mpi_rollout.errors import Option, UsageError
@@ -120,7 +120,7 @@ def of_envpool(task: str, kwargs: Mapping[str, Any], indices: range, seed: int, 
 
 
 def _make_pool(task: str, kwargs: Mapping[str, Any], seeds: list[int], num_threads: int) -> VectorEnv:
-    """Make a pool of an env for each seed of 31 bits, or raise UsageError."""
+    """Make a pool of an env for each seed, or raise UsageError."""
     try:
         import envpool
     except ImportError as error:
@@ -152,8 +152,8 @@ def _near(task: str, known: list[str]) -> str:
 
 
 def env_seeds(seed: int, indices: range) -> list[int]:
-    """Return a seed of 31 bits for each env, the same whatever the slice."""
-    return [next(episode_seeds(seed, index)) & SEEDS_31_BITS for index in indices]
+    """Return a seed for each env, the same whatever the slice."""
+    return [next(episode_seeds(seed, index)) for index in indices]
 
 
 def check_kwargs(kwargs: Mapping[str, Any]) -> None:

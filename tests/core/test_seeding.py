@@ -25,15 +25,19 @@ SEEDS = 0, 7, 2**32 - 1, 2**70, 2**128 - 1, 2**128, 2**200  # Of 1 to 7 words; a
 ENVS = 0, 1, 5, 399_999, 2**32 - 1
 
 
-def test_episode_k_has_word_k_of_the_envs_own_sequence():
+def words_of(seed: int, env_index: int, count: int) -> np.ndarray:
+    return np.random.SeedSequence(seed, spawn_key=(env_index,)).generate_state(count) & 0x7FFFFFFF
+
+
+def test_episode_k_has_31_bits_of_word_k_of_the_envs_own_sequence():
     for seed, env_index in product(SEEDS, ENVS):
-        words = np.random.SeedSequence(seed, spawn_key=(env_index,)).generate_state(100)
+        words = words_of(seed, env_index, 100)
         assert first_seeds(seed, env_index, 100) == words.tolist()
         assert seeds_of_episodes(seed, np.full(100, env_index), np.arange(100)).tolist() == words.tolist()
 
 
 def test_seeds_may_begin_with_any_episode():
-    words = np.random.SeedSequence(9, spawn_key=(3,)).generate_state(10**6 + 100)
+    words = words_of(9, 3, 10**6 + 100)
     assert (seeds_of_episodes(9, np.full(len(words), 3), np.arange(len(words))) == words).all()
     for first in (1, 2, 3, 4, 63, 1000, 10**6):
         assert list(islice(episode_seeds(9, 3, first), 100)) == words[first : first + 100].tolist()
@@ -52,9 +56,9 @@ def test_late_seeds_take_no_more_memory_than_the_first_ones():
     assert peak < 20_000
 
 
-def test_seeds_are_python_integers_of_32_bits():
+def test_seeds_are_python_integers_that_an_int32_holds():
     seeds = first_seeds(2**70, 2**20, 200)
-    assert all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
+    assert all(type(seed) is int and 0 <= seed < 2**31 for seed in seeds)
     assert seeds_of_episodes(0, np.array([], np.int64), np.array([], np.int64)).shape == (0,)
 
 
@@ -79,6 +83,7 @@ def test_slices_have_seeds_of_their_own():
     slices = [(seed, range(start, stop)) for seed in (0, 1) for start, stop in ((0, 4), (4, 8), (0, 8))]
     assert len({seed_of_slice(*each) for each in slices}) == len(slices)
     assert seed_of_slice(0, range(4)) not in first_seeds(0, 0, 100)
+    assert max(seed_of_slice(seed, range(4)) for seed in range(200)) < 2**30  # An env's place can be added.
 
 
 GLOBAL = """
