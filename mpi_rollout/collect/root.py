@@ -26,7 +26,7 @@ from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import prepare_lengths
 from mpi_rollout.drive.recall import Recall
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import ActionError, DataError, Interrupted, PolicyError, RolloutError
+from mpi_rollout.errors import ActionError, DataError, Interrupted, PolicyError, RolloutError, as_flag
 from mpi_rollout.exchange import job_end
 from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.policies.blocks import BlockPolicy
@@ -130,6 +130,7 @@ class Root:
             collector.start()
         else:
             collector = self._resume(past)
+        self._driver.say_notices(as_flag)
         self._trace.begin(self._driver, lambda: collector.num_steps)
         before = self._measure_limit() if self._config.measure_limit else 0.0
         for num_steps in self._parts():

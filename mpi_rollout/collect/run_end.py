@@ -30,6 +30,7 @@ from mpi_rollout.errors import (
 from mpi_rollout.exchange import world
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import STDOUT, fitted, say
+from mpi_rollout.process.notices import NOTICES
 from mpi_rollout.storage.status import Status, is_batch_job
 from mpi_rollout.text import counted, system_words
 
@@ -210,6 +211,7 @@ class RunEnd:
         if complete:
             self._await_check()
         state, tally, ranks = self.state, collector.tally, self.lost_ranks.reports()
+        NOTICES.hear([rank.pop("notices", {}) for rank in ranks], as_flag)
         figures = self._figures(collector, ranks, complete)
         totals = tally.env_steps, state.seconds, ranks, state.limit
         file = state.file.finish(Ending(utc_now(), *totals, complete, figures.advice))

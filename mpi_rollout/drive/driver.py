@@ -9,12 +9,13 @@ import numpy as np
 from mpi_rollout.core.layout import FAULT, LOST, Block, SlotUnpacker
 from mpi_rollout.drive.lanes import Lane, LaneRestart, infos_of
 from mpi_rollout.envs.inputs import Info
-from mpi_rollout.errors import DataError, Fault, RankError, RankLost, caused_by
+from mpi_rollout.errors import DataError, Fault, Option, RankError, RankLost, caused_by
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.policies.action_check import OF_POLICY, ActionReader
 from mpi_rollout.process.host import check_length
+from mpi_rollout.process.notices import NOTICES
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.text import words_of
 
@@ -226,6 +227,10 @@ class Driver:
         if any(faults):
             raise self._error_of(faults)
         return values
+
+    def say_notices(self, spell: Callable[[Option], str]) -> None:
+        """Tell the user what the ranks have to say about their envs."""
+        NOTICES.hear([report["notices"] for report in self.call_ranks("report")], spell)
 
     def _error_of(self, faults: Sequence[Fault | None]) -> RankError:
         """Return the error of the ranks' faults: what fails later in a fragment would not have been reached."""

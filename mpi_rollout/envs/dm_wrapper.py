@@ -3,12 +3,11 @@
 A dm_env has no `reset(seed)`.  So a seed goes to its method `seed`, or that of an env inside, if there is one.  Else it
 goes to the generators that these envs and their tasks have as attributes: dm_control's tasks have `task.random`, its
 composer envs `random_state`, bsuite's envs `_rng`.  shimmy's own wrapper reseeds the first two as well, with the same
-numbers.  An env that has none of these is stepped as it is, with a warning.
+numbers.  An env that has none of these is stepped as it is, with a notice.
 """
 
 import random
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.faults import Begun, Outcome
 from mpi_rollout.envs.inputs import OptionsOfOne
 from mpi_rollout.errors import UsageError
+from mpi_rollout.process.notices import NOTICES
 from mpi_rollout.text import first_line, pip_install
 
 GENERATORS = (np.random.RandomState, np.random.Generator, random.Random)
@@ -75,11 +75,10 @@ class DmEnv(gymnasium.Env):
         """Start an episode.  A seed reaches the env's generators; options reach nothing."""
         super().reset(seed=seed)
         if seed is not None and not reseed(self.dm_env, seed):
-            warnings.warn(
-                f"{self._name}: seeds do not reach this dm_env.Environment; if it draws random numbers, its data are "
-                "others in each run, and a run that was stopped does not go on with the same data; "
-                "give it a method seed(int)",
-                stacklevel=2,
+            NOTICES.note(
+                self._name,
+                "seeds do not reach this dm_env.Environment; if it draws random numbers, its data are others in each "
+                "run, and a run that was stopped does not go on with the same data; give it a method seed(int)",
             )
         observation, _, _, _, info = self._outcome(self.dm_env.reset())
         return observation, info

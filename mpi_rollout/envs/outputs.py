@@ -4,7 +4,6 @@ What has the dtype of its space is written at once.  Only what did not fit is lo
 `SyncVectorEnv`, unless its kind is another one or an integer would lose its value: then the message names the env.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from struct import Struct
@@ -15,7 +14,8 @@ import numpy as np
 from mpi_rollout.core.columns import RESULTS, is_result, noun
 from mpi_rollout.core.spaces import Leaf, Tree, is_castable
 from mpi_rollout.envs.faults import Parts
-from mpi_rollout.errors import DataError
+from mpi_rollout.errors import DataError, Option
+from mpi_rollout.process.notices import NOTICES
 from mpi_rollout.text import message_of, words_of
 
 MISFITS = (TypeError, ValueError, AttributeError, LookupError)
@@ -24,25 +24,22 @@ MISFITS = (TypeError, ValueError, AttributeError, LookupError)
 class Casting:
     """What to do about observations of another dtype than their space's; shared by all columns of a slice.
 
-    They are refused (`is_strict`), or cast with a warning of the first one of each leaf.
+    They are refused (`is_strict`), or cast with a notice of the first one of each leaf.
     """
 
     def __init__(self, is_strict: bool = False):
         self.is_strict = is_strict
-        self._warned: set[Leaf] = set()
+        self._noted: set[Leaf] = set()
 
     def cast(self, leaf: Leaf, values: np.ndarray, envs: str) -> np.ndarray:
         """Return the same values, to be stored with the leaf's dtype; TypeError or ValueError if they are refused."""
         if self.is_strict:
             raise TypeError(f"strict_dtypes refuses {values.dtype}")
         fitted = fitting(values, leaf.dtype)
-        if leaf not in self._warned:
-            self._warned.add(leaf)
-            warnings.warn(
-                f"{envs}: its {noun(leaf)} is {values.dtype}, its space is {leaf.dtype}; it is cast from now on; "
-                "env_checks with dtypes refuses it instead",
-                stacklevel=2,
-            )
+        if leaf not in self._noted:
+            self._noted.add(leaf)
+            what = f"its {noun(leaf)} is {values.dtype}, its space is {leaf.dtype}; it is cast from now on; "
+            NOTICES.note(envs, what, Option("env_checks", "dtypes"), " refuses it instead")
         return fitted
 
 

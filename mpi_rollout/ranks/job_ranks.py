@@ -21,6 +21,7 @@ from mpi_rollout.exchange.waiting import way_to_wait
 from mpi_rollout.exchange.world import GRACE_S, ROOT, rank_and_host, split
 from mpi_rollout.options import SharedOptions
 from mpi_rollout.process.console import say
+from mpi_rollout.process.notices import NOTICES
 from mpi_rollout.ranks.agreement import agree, as_refusals
 from mpi_rollout.ranks.set_up import Plan
 
@@ -62,6 +63,7 @@ class JobRanks:
     def member(self, make_maker: Callable[[], EnvMaker]) -> Member:
         """Return what serves the first rank of the group, with its part of the envs of a maker."""
         assert self.group is not None, "a member is in a group"
+        NOTICES.hold()  # The first rank says the same.
         maker = cache(lambda: replace(make_maker(), group=self.group))  # It may raise.
         return Member(self.group, lambda index: maker().unwrapped(index - maker().first_env), self.job)
 

@@ -36,6 +36,7 @@ from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import say
 from mpi_rollout.process.host import check_num_envs
+from mpi_rollout.process.notices import NOTICES
 from mpi_rollout.ranks.loop_slices import LoopSlice
 from mpi_rollout.ranks.native_slices import NativeSlice
 from mpi_rollout.ranks.slices import Slice
@@ -194,6 +195,7 @@ def _divided(options: SharedOptions, num_envs: int, num_ranks: int) -> Division:
 
 def make_rank_envs(plan: Plan, rank: int) -> RankEnvs:
     """Make the envs of one rank."""
+    NOTICES.hold()
     info_leaves(plan.infos)  # Wrong infos are refused before any env is made.
     options = plan.seed, plan.autoreset_mode, names_of(plan.infos), plan.on_fault
     slices = plan.division.envs_of(rank)

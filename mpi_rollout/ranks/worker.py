@@ -31,6 +31,7 @@ from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.process.host import physical_cores, processor_quota, processor_time
 from mpi_rollout.process.interrupts import STOP_SIGNALS, Cut
+from mpi_rollout.process.notices import NOTICES
 from mpi_rollout.ranks.rank_policy import RankPolicy
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.watchdog import Watchdog, Work
@@ -247,7 +248,7 @@ class Worker:
             slice_.end_replay(lost)
 
     def report(self) -> dict[str, object]:
-        """Return this rank's facts for the end of a run.  The root asks for them, so it is in charge."""
+        """Return this rank's facts for the user.  The root asks for them, so it is in charge."""
         self._grace.cancel()
         before, now = self._processor_time, processor_time()
         return {
@@ -262,6 +263,7 @@ class Worker:
             "num_envs": sum(len(slice_.env_indices) for slice_ in self.slices),
             "seconds": self.clock.seconds,
             "fault": self._fault,
+            "notices": NOTICES.held,
         } | ({} if self.env_group is None else {"envs": self._envs, "env_ranks": [*self.env_group.ranks]})
 
     def _begin_grace(self, fault: Fault) -> None:

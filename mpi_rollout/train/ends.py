@@ -88,12 +88,12 @@ class RootEnd:
         self.recorder: Recorder | None = None
         self.arrived: list[Lane] = []  # Their slots have come; the trainer has not received them.
         self.fragments: set[Lane] = set()  # They have been sent a fragment, which the trainer has not received.
-        self._is_reset = False  # All envs have been reset since the last failure.
+        self.is_reset = False  # All envs have been reset since the last failure.
         self.ended = np.zeros(driver.num_envs, np.bool_)  # Without autoreset, the envs whose episodes have ended.
 
     def note_reset(self, mask: np.ndarray | None) -> None:
         """Note a reset of the envs of a mask; None is all."""
-        self._is_reset = True
+        self.is_reset = True
         self.ended[slice(None) if mask is None else mask] = False
 
     def note_ends(self, lanes: Sequence[Lane], ended: np.ndarray) -> None:
@@ -108,7 +108,7 @@ class RootEnd:
 
     def _drop(self) -> None:
         """Drop what is under way: from now on all envs must be reset."""
-        self._is_reset = False
+        self.is_reset = False
         self.fragments.clear()
         self.arrived.clear()
         self._driver.drain(is_void=True)
@@ -160,7 +160,7 @@ class RootEnd:
         self._check_begun(lanes)
 
     def _check_begun(self, lanes: Sequence[Lane]) -> None:
-        if not self._is_reset and (self._enforces_order or self.recorder is not None):
+        if not self.is_reset and (self._enforces_order or self.recorder is not None):
             why = "" if self.recorder is None else ": a recording needs the first observations"
             raise ResetNeeded(f"step before reset{why}; call reset() first")
         if self._has_autoreset or not self.ended.any():
@@ -210,7 +210,7 @@ class RootEnd:
                 raise ValueError(f"natively vectorized envs are reset together, got {name} for each; give one for all")
         if mask is not None and not mask.any():
             raise ValueError("options['reset_mask'] must have at least one True, got none; leave it out to reset all")
-        if mask is not None and not mask.all() and not self._is_reset:
+        if mask is not None and not mask.all() and not self.is_reset:
             raise ResetNeeded("the first reset must be of all envs; reset without options['reset_mask'] first")
 
     def ask(self, what: str, method: str, *args: object) -> list[Any]:

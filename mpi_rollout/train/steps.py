@@ -11,6 +11,7 @@ from mpi_rollout.core.spaces import Tree, leaves, tree_of
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, final_observations, indices_of, parts_of
 from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
+from mpi_rollout.errors import as_argument
 from mpi_rollout.exchange.infos import FINAL_OBS
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.train.agents import AgentsForm
@@ -119,6 +120,8 @@ class Steps:
         if recorder is not None:
             recorder.make_room(lanes, 0)
         driver.do(Command.RESET, seed, mask, options)
+        if not self._end.is_reset:
+            driver.say_notices(as_argument)
         self._end.note_reset(mask)
         self.outcomes.lay(lanes)
         [infos] = driver.take_infos(lanes)

@@ -1,7 +1,5 @@
 """Observations whose dtype is not that of their space: cast as by Gymnasium's `SyncVectorEnv`, or refused."""
 
-import re
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +9,8 @@ import pytest
 from casual_envs import FLOATS, Casual
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from jobs import Job, Start, datasets
+from jobs import Job, datasets
+from noticing import note_only, noted
 from oracle import record
 
 from mpi_rollout.core.spaces import leaves
@@ -43,11 +42,10 @@ CAST: dict[str, tuple[spaces.Space, Callable[[int], Any], str]] = {  # Space, ob
 
 
 def recorded(envs: Any, num_steps: int = 9) -> tuple[list[Any], list[str]]:
-    """What envs give in some steps, and the warnings of ours meanwhile."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        returned = record(envs, num_steps)
-    return returned, [str(each.message) for each in caught if "its space is" in str(each.message)]
+    """What envs give in some steps, and what is said about them meanwhile."""
+    note_only()
+    returned = record(envs, num_steps)
+    return returned, noted()
 
 
 def bytes_of(tree: Any) -> Any:
@@ -64,7 +62,7 @@ def test_it_is_cast_as_by_gymnasium_with_one_warning(name: str, mode: AutoresetM
     ours, said = recorded(LoopVectorEnv(makes, autoreset_mode=mode, first_env_index=4, infos=False))
     theirs, _ = recorded(SyncVectorEnv(makes, autoreset_mode=mode))
     assert [bytes_of(each[0]) for each in ours] == [bytes_of(each[0]) for each in theirs]
-    assert len(said) == 1 and said[0].startswith(f"env 4: its {warned}; it is cast from now on; env_checks with dtypes")
+    assert len(said) == 1 and said[0].startswith(f"env 4: its {warned}; it is cast from now on; --env-checks dtypes")
 
 
 def test_an_env_that_differs_only_later_is_named():
@@ -183,14 +181,12 @@ NATIVE = ("--vectorization-mode", "vector_entry_point")
     ],
     ids=["single envs", "natively vectorized envs"],
 )
-def test_a_run_casts_and_says_so_unless_it_is_strict(job: Job, env: tuple[str, ...], who: str):
-    starts = [
-        Start((*env, *FEW, "--out", "cast.h5")),
-        Start((*env, *FEW, "--out", "strict.h5", "--env-checks", "dtypes")),
-    ]
-    cast, strict = job.series(starts)
-    assert cast.code == 0, cast.err
-    assert len(re.findall(f"UserWarning: {who} is float64, its space is float32; it is cast", cast.err)) == 1
+def test_a_run_casts_and_says_so_in_one_line_of_one_rank_unless_it_is_strict(job: Job, env: tuple[str, ...], who: str):
+    cast = job(3, *env, "--num-envs", "9", *FEW[2:], "--out", "cast.h5")
+    strict = job(1, *env, *FEW, "--out", "strict.h5", "--env-checks", "dtypes")
+    assert cast.code == 0 and "UserWarning" not in cast.err, cast.err
+    what = "is float64, its space is float32; it is cast from now on; --env-checks dtypes refuses it instead"
+    assert cast.messages == [f"{who} {what}; so it is on 2 other ranks"]
     assert datasets(job.folder / "cast.h5")["observations"].dtype == np.float32
     assert strict.code == 65 and "should be float32 of shape" in strict.err, strict.err
 

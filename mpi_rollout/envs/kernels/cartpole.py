@@ -7,7 +7,7 @@ gives the same bits, as long as its compiler fuses no multiplication with an add
 """
 
 import math
-import warnings
+import os
 from functools import partial
 from importlib import import_module
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -22,7 +22,8 @@ from mpi_rollout.envs.rollout import RolloutColumns
 from mpi_rollout.envs.slice_env import SliceVectorEnv, checked_integer
 from mpi_rollout.errors import ActionError, UsageError
 from mpi_rollout.exchange.world import claimed_local_rank, claimed_local_size
-from mpi_rollout.text import pip_install
+from mpi_rollout.process.notices import NOTICES
+from mpi_rollout.text import counted, pip_install
 
 WORD = 0xFFFFFFFF
 MULTIPLIER_0, MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
@@ -254,5 +255,6 @@ def own_device(num_devices: int) -> int | None:
     if num_devices < 2:
         return None
     if claimed_local_size() > num_devices:
-        warnings.warn(f"{claimed_local_size()} ranks of this host share {num_devices} devices", stacklevel=2)
+        host = f"host {os.uname().nodename}"  # Notices of one host are one line.
+        NOTICES.note(host, f"{claimed_local_size()} ranks share {counted(num_devices, 'device')}")
     return claimed_local_rank() % num_devices
