@@ -18,6 +18,7 @@ from mpi_rollout.envs import (
     dm_wrapper,
     kernels,  # noqa: F401  # Registers envs of this project's own.
 )
+from mpi_rollout.envs.calls import check_calls
 from mpi_rollout.envs.env_group import EnvGroup
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import MasksInInfos
@@ -104,6 +105,7 @@ class EnvMaker:
         env = make() if self.group is None else self.group.make(self.first_env + env_index, make)
         for name, wrapper in self.wrappers:
             env = wrapped(env, name, wrapper)
+        check_calls(env, self.name)
         return MasksInInfos(env) if self.asks_masks and env.has_wrapper_attr("action_masks") else env
 
     def unwrapped(self, env_index: int) -> gymnasium.Env:
@@ -116,7 +118,10 @@ class EnvMaker:
             index = {"env_index": self.first_env + env_index} if "env_index" in parameters_of(env) else {}
             given = index | comm_for(env, kwargs, self.group) | kwargs
             made = _try(name_of(env), kwargs, partial(env, **given), FACTORY)
-        return adapted(made, name_of(env))
+        part = adapted(made, name_of(env))
+        if self.group is not None and not self.wrappers:  # The first rank alone sees the wrappers.
+            check_calls(part, name_of(env))
+        return part
 
     def functions(self, indices: range) -> list[Callable[[], gymnasium.Env]]:
         """Return one callable for each of the envs with these indices."""

@@ -1,6 +1,7 @@
 """What is no env, and what no file can hold, is refused in one line with the way out, by runs and trainers."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from jobs import Job, Result, Start
 from refusals import refusal
 
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
-from mpi_rollout.errors import RolloutError
+from mpi_rollout.errors import EnvError, RolloutError, UsageError
 
 pytestmark = pytest.mark.any_mpi
 
@@ -42,6 +43,17 @@ OF_ENVS = {
     ("vectorized",): "must return an env, got the vectorized CartPoleVectorEnv; return a single env",
     ("other",): "must return an env, got array([0., 0., 0.]); derive its class from gymnasium.Env",
     ("of_gym", "0.21.0"): "got Old, an env of the old gym; return shimmy.GymV21CompatibilityV0(env=env), after pip ins",
+    (
+        "Unseeded",
+    ): "reset of Unseeded must take seed and options by name, with defaults, got reset(self); write def res",
+    (
+        "Needy",
+    ): "reset of Needy must take seed and options by name, with defaults, got reset(self, seed, options); write",
+    ("Idle",): "refused_envs:Idle: step of Idle must take one action, got step(self); write def step(self, action)",
+    (
+        "wrapped",
+        "Unseeded",
+    ): "refused_envs:wrapped: reset of Unseeded must take seed and options by name, got reset(self",
     ("of_gym", "0.26.2"): "return shimmy.GymV26CompatibilityV0(env=env), after pip install 'shimmy[gym-v26]'",
 }
 WHILE_STEPPING = {
@@ -51,7 +63,7 @@ WHILE_STEPPING = {
 
 
 def kwargs_of(make: str, *arguments: str) -> dict[str, str]:
-    return dict(zip({"of_gym": ["version"]}.get(make, ["name"]), arguments, strict=False))
+    return dict(zip({"of_gym": ["version"], "wrapped": ["kind"]}.get(make, ["name"]), arguments, strict=False))
 
 
 def start(make: str, *arguments: str, more: tuple[str, ...] = ()) -> Start:
@@ -65,6 +77,7 @@ RUNS = {
     **{("observing", name): (words.format("Observation"), 64) for name, words in OF_A_FILE.items()},
     **{("acting", name): (OF_A_FILE[name].format("Action"), 64) for name in ("slash", "no numbers")},
     **{case: (OF_ENVS[case], 64) for case in (("observing", "empty Dict"), ("forgetful",), ("of_gym", "0.21.0"))},
+    ("Unseeded",): (OF_ENVS["Unseeded",], 64),
     **{(make,): (words, 65) for make, words in WHILE_STEPPING.items()},
 }  # fmt: skip
 GOOD = [("observing", "in a Dict"), ("acting", "indices")]
@@ -119,12 +132,28 @@ def test_an_env_of_an_old_version_needs_no_package_but_its_latest_version():
         EnvMaker("HalfCheetah-v3")()
 
 
-@pytest.mark.mpi
-def test_a_reset_without_seed_is_told_last_with_the_way_out(job: Job):
-    [result] = job.series([start("Unseeded")])
-    told = "TypeError: Unseeded.reset() got an unexpected keyword argument 'seed'; "
-    assert result.code == 70 and f"{told}it must take them: def reset(self, *, seed=None, options=None)" in result.err
-    assert result.err.splitlines()[-1].startswith("mpi_rollout: rank 0 ")
+def test_wrappers_decide_which_signature_the_env_inside_may_have():
+    wrapper = "refused_envs:Renewed", refused_envs.Renewed
+    make_slice(EnvMaker(refused_envs.Unseeded, wrappers=(wrapper,)), range(2)).reset(seed=1)
+    make_slice(EnvMaker(refused_envs.wrapped, {"kind": "Needy"}), range(2)).reset(seed=1)
+
+
+def test_a_reset_that_a_wrapper_calls_otherwise_is_told_with_the_way_out():
+    passing = "refused_envs:Passing", refused_envs.Passing
+    envs = make_slice(EnvMaker(refused_envs.Unseeded, wrappers=(passing,)), range(2))
+    told = (
+        "TypeError: Unseeded.reset() got an unexpected keyword argument 'seed'; it must take them: def reset(self, *, "
+    )
+    with pytest.raises(EnvError, match=re.escape(told)):
+        envs.reset(seed=1)
+
+
+def test_the_calls_of_parallel_envs_are_looked_at_too():
+    agents_envs = pytest.importorskip("agents_envs")  # It needs pettingzoo.
+    parallel = EnvMaker(agents_envs.Lives)().unwrapped.parallel_env
+    parallel.reset = lambda seed=None: ({}, {})
+    with pytest.raises(UsageError, match=r"reset of Lives must take seed and options by name, got reset\(self, seed="):
+        EnvMaker(lambda: parallel)()
 
 
 def test_of_what_a_factory_raises_the_message_comes_last_and_our_frames_are_left_out(job: Job):

@@ -97,3 +97,29 @@ class Unseeded(Env):
 
     def reset(self):
         return BOX.sample(), {}
+
+
+class Needy(Env):
+    def reset(self, seed, options):
+        return BOX.sample(), {}
+
+
+class Idle(Env):
+    def step(self):
+        return BOX.sample(), 1.0, False, False, {}
+
+
+def wrapped(kind: str):
+    return gymnasium.wrappers.TimeLimit(globals()[kind](), 3)
+
+
+class Renewed(gymnasium.Wrapper):
+    """Makes an env of the old signature one of the new."""
+
+    def reset(self, *, seed=None, options=None):
+        return self.env.reset()
+
+
+class Passing(gymnasium.Wrapper):
+    def reset(self, **kwargs):
+        return self.env.reset(**kwargs)
