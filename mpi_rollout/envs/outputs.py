@@ -4,6 +4,8 @@ What has the dtype of its space is written at once.  Only what did not fit is lo
 `SyncVectorEnv`, unless its kind is another one or an integer would lose its value: then the message names the env.
 """
 
+import json
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from struct import Struct
@@ -195,7 +197,9 @@ def misfit(leaf: Leaf, outputs: Parts, first_env_index: int, error: Exception, i
             got = f"{array.dtype} of shape {array.shape}{reason}"
             if is_result(leaf) and array.ndim == 0:
                 got = f"{output!r:.80}"
-            if array.shape == leaf.shape and array.dtype.kind in "biuf" and not leaf.keys:
+            if leaf is RESULTS[0] and array.size > 1:
+                way_out = one_number(array.shape)
+            elif array.shape == leaf.shape and array.dtype.kind in "biuf" and not leaf.keys:
                 way_out += ", or wrap the env with gymnasium.wrappers.DtypeObservation"
         except (TypeError, ValueError, LookupError) as problem:
             got = f"{type(output).__name__} without it ({words_of(problem)})"
@@ -203,6 +207,16 @@ def misfit(leaf: Leaf, outputs: Parts, first_env_index: int, error: Exception, i
             f"env {index}: its {noun(leaf)} should be {leaf.dtype} of shape {leaf.shape}, got {got}; {way_out}"
         )
     return DataError(f"envs {first_env_index} to {first_env_index + len(outputs) - 1}: {message_of(error)}")
+
+
+def one_number(shape: tuple[int, ...]) -> str:
+    """Say how an env whose rewards have this shape is collected: by one number, with the parts as an info."""
+    if "mo_gymnasium" in sys.modules:
+        parts = json.dumps({"vector_reward": ["float64", *shape]})
+        wrapper = "--wrappers mo_gymnasium.wrappers:LinearReward"
+        return f"{wrapper} makes one number of it, and --store-infos '{parts}' stores its parts"
+    wrapper = "a wrapper such as gymnasium.wrappers.TransformReward"
+    return f"make one number of it by {wrapper}; --store-infos stores its parts, where an info has them"
 
 
 def _reason(leaf: Leaf, array: np.ndarray, is_strict: bool) -> str | None:

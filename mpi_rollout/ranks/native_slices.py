@@ -15,7 +15,7 @@ from mpi_rollout.core.spaces import Leaf, Tree, agents_of, leaves, tree_of
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.inputs import Reset, Step, Values
 from mpi_rollout.envs.native import STEP_SINGLE_ENVS
-from mpi_rollout.envs.outputs import Casting, misfit
+from mpi_rollout.envs.outputs import Casting, misfit, one_number
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns, SendRecv, as_rollout
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.exchange import Exchange
@@ -179,7 +179,8 @@ class NativeSlice(Slice):
         for leaf, column, values in zip(RESULTS, slot.results, results, strict=False):  # A reset has no results.
             array = np.asarray(values)
             if array.shape != column.shape:
-                raise self._misfit(leaf, column.shape, array)
+                is_vector = leaf is RESULTS[0] and array.size > column.size
+                raise self._misfit(leaf, column.shape, array, f"; {one_number(array.shape[1:])}" if is_vector else "")
             if array.dtype.kind not in "biuf":  # The message names the first env.
                 raise misfit(leaf, list(values), self.named_envs.start, TypeError("no numbers"))
             column[...] = array

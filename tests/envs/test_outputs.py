@@ -1,5 +1,8 @@
 """Observations whose dtype is not that of their space: cast as by Gymnasium's `SyncVectorEnv`, or refused."""
 
+import re
+import sys
+import types
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -115,6 +118,29 @@ def test_strict_dtypes_refuses_what_has_another_dtype(name: str):
         DataError, match=r"^env 0: its observation .*should be .*, got .* of shape \(2,\); correct the env"
     ):
         loop.reset()
+
+
+class Objectives(Casual):
+    """Gives a reward for each of two objectives."""
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        observation, _, *others = super().step(action)
+        return observation, np.zeros(2, np.float32), *others
+
+
+def test_a_vector_of_rewards_is_refused_with_the_wrapper_that_makes_one_number_of_it(monkeypatch: pytest.MonkeyPatch):
+    loop = LoopVectorEnv([partial(Objectives, FLOATS, lambda n: FLOATS.low)] * 2, infos=False)
+    loop.reset()
+    for library, way_out in (
+        (None, "make one number of it by a wrapper such as gymnasium.wrappers.TransformReward; --store-infos stores"),
+        (
+            "mo_gymnasium",
+            """--wrappers mo_gymnasium.wrappers:LinearReward makes one number of it, and --store-infos '{"v""",
+        ),
+    ):
+        monkeypatch.setitem(sys.modules, library or "another", types.ModuleType("empty"))
+        with pytest.raises(DataError, match=re.escape(f"got float32 of shape (2,); {way_out}")):
+            loop.step(loop.action_space.sample())
 
 
 def test_scalars_of_python_are_no_other_dtype():

@@ -22,6 +22,7 @@ WRONG_STEPS = {
     "one reward": (lambda step: (step[0], 1.0, *step[2:]), r"reward should be float64 of shape \(3,\), got .* \(\)"),
     "no rewards": (lambda step: (step[0], None, *step[2:]), "reward should be float64 of .*, got object"),
     "columns": (lambda step: (step[0], step[1][:, None], *step[2:]), r"reward should be .* got .* \(3, 1\)"),
+    "vectors": (lambda step: (step[0], np.zeros((3, 2)), *step[2:]), r"\(3, 2\); make one number of it by a wrapper"),
     "words": (lambda step: (step[0], np.array(["much"] * 3), *step[2:]), "env 0: its reward"),
     "objects": (lambda step: (step[0], np.array([None, 1.0, 2.0]), *step[2:]), "env 0: its reward"),
     "another shape": (
