@@ -99,6 +99,10 @@ class NotContinuedError(DataError):
     """What an earlier start of the run has written is damaged; the message has the way out."""
 
 
+class NewerFormatError(DataError):
+    """A file is in a format of HDF5 that this HDF5 does not know."""
+
+
 class ContentError(DataError):
     """The content of a file is not what it should be.  The message does not name the file: who opened it does."""
 

@@ -23,6 +23,7 @@ from mpi_rollout.process.console import take_free_descriptors
 from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunks import FileDatasets
 from mpi_rollout.storage.episodes import EpisodeTable, make_table
+from mpi_rollout.storage.hdf5_format import LIBVER
 from mpi_rollout.storage.ownership import Lock, give_name, identity, make_locked, put_in_free_place, refusal
 from mpi_rollout.storage.recovery import copy_prefix, writing
 from mpi_rollout.storage.schema import (
@@ -96,7 +97,7 @@ class RunFile:
     def _datasets(self) -> FileDatasets:
         """The open file.  That of an earlier start is opened for the first write: a kill before leaves it as it was."""
         take_free_descriptors()
-        file = h5py.File(self.part, "r+", libver="latest", locking=False)
+        file = h5py.File(self.part, "r+", libver=LIBVER, locking=False)
         file.swmr_mode = True
         return FileDatasets(file, self._tail)
 

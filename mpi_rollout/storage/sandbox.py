@@ -25,13 +25,14 @@ from mpi_rollout import errors
 from mpi_rollout.errors import DataError, RolloutError, as_flag
 from mpi_rollout.process.interrupts import STOP_SIGNALS
 from mpi_rollout.process.start import end_with
+from mpi_rollout.storage.hdf5_format import LIBVER
 from mpi_rollout.storage.shard_files import size_of
 
 PATIENCE_S = 60.0  # The longest time without a sign of life.  Each chunk, of about 1 MiB, gives one.
 LOOK_EVERY_S = 0.2
 TELL_EVERY_S = 0.2
 NUM_ROWS, FOLLOWING_S = 1000, 20.0  # Of `why_not_followed`.
-FOLLOWER = "import h5py, sys; print(h5py.File(sys.argv[1], libver='latest', swmr=True, locking=False)['rows'][:].sum())"
+FOLLOWER = "import h5py, sys; print(h5py.File(sys.argv[1], swmr=True, locking=False)['rows'][:].sum())"
 BLOCKED_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGUSR2)
 CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 # Interpreter, NumPy and HDF5 take 60 MB.  The rest is in proportion to the file.  The worst is `verify` of a file of
@@ -65,7 +66,7 @@ def why_not_followed(path: str) -> str:
     """
     import h5py
 
-    with h5py.File(path, "x", libver="latest", locking=False) as file:
+    with h5py.File(path, "x", libver=LIBVER, locking=False) as file:
         rows = file.create_dataset("rows", (0,), "i8", maxshape=(None,), chunks=(512,))
         file.swmr_mode = True
         rows.resize((NUM_ROWS,))

@@ -21,6 +21,7 @@ from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError
 from mpi_rollout.process.clock import PHASES
 from mpi_rollout.storage.filters import GZIP_LEVEL, compression_of, filter_options, pays, why_missing
+from mpi_rollout.storage.hdf5_format import LIBVER
 from mpi_rollout.storage.untrusted import parsed
 from mpi_rollout.storage.values import ValueChecks, described_agents, described_leaves
 
@@ -110,7 +111,7 @@ class Schema:
     def create(self, path: str, swmr_mode: bool = True, is_locked: bool = False) -> h5py.File:
         """Make the file with all its objects, empty; FileExistsError if it exists and is not locked by this process."""
         # `storage.ownership` keeps runs apart, not HDF5's own locks.
-        file = h5py.File(path, "w" if is_locked else "x", libver="latest", locking=False)
+        file = h5py.File(path, "w" if is_locked else "x", libver=LIBVER, locking=False)
         file.attrs["format"] = FORMAT
         file.attrs["format_version"] = FORMAT_VERSION
         for name, value in self.attributes.items():

@@ -13,7 +13,7 @@ from shlex import quote
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import DataError, NotContinuedError
+from mpi_rollout.errors import DataError, NewerFormatError, NotContinuedError
 from mpi_rollout.storage.checked_file import CheckedFile
 from mpi_rollout.storage.episodes import EpisodeTable, StoredResults, make_table, stored_results
 from mpi_rollout.storage.file_chunks import FileChunks
@@ -118,9 +118,9 @@ def running_table(
     return table
 
 
-def not_continued(error: DataError, path: str) -> NotContinuedError:
-    """Return the error for a file in which data of an earlier start are damaged."""
-    if isinstance(error, NotContinuedError):
+def not_continued(error: DataError, path: str) -> DataError:
+    """Return the error for a file in which data of an earlier start are damaged, or cannot be read here."""
+    if isinstance(error, NotContinuedError | NewerFormatError):
         return error
     recover = f"`python -m mpi_rollout recover {quote(path)}`"
     return NotContinuedError(

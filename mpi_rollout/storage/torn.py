@@ -73,6 +73,11 @@ class Unmarked(io.FileIO):
         return num_read
 
 
+def may_have_mark(head: bytes) -> bool:
+    """Tell from the first bytes of a file whether its superblock is of version 3, also if that number is damaged."""
+    return head.startswith(SIGNATURE) or lookup3(SIGNATURE + head[len(SIGNATURE) : CHECKSUM.start]) == head[CHECKSUM]
+
+
 def is_marked(path: str) -> bool:
     """Tell whether a file was not closed by its writer, who was killed or is at work."""
     with open(path, "rb", buffering=0) as file:

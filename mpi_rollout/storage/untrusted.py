@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 import h5py
 import numpy as np
 
-from mpi_rollout.errors import ContentError, DataError, RolloutError
+from mpi_rollout.errors import ContentError, DataError, NewerFormatError, RolloutError
 from mpi_rollout.storage.filters import MOST_SMALLER, compression_of, register_for
+from mpi_rollout.storage.hdf5_format import LIBVER, is_unknown
 from mpi_rollout.storage.ownership import why_no_file
 from mpi_rollout.storage.shard_files import states_of
-from mpi_rollout.storage.torn import SIGNATURE, Unmarked
+from mpi_rollout.storage.torn import SIGNATURE, SUPERBLOCK_NBYTES, Unmarked, may_have_mark
 from mpi_rollout.text import first_line
 
 MOST_ATTRIBUTES = 64  # Reading one takes a millisecond.
@@ -31,10 +32,10 @@ Parsed = TypeVar("Parsed", dict[str, Any], list[Any])
 def open_unmarked(path: str) -> h5py.File:
     """Open a file for reading, as if its writer had closed it; it may have been left by a killed one."""
     with open(path, "rb") as file:
-        head = file.read(len(SIGNATURE))
-    if head[:-1] == SIGNATURE[:-1] and head != SIGNATURE:  # Others' files: no superblock but ours has a mark.
+        head = file.read(SUPERBLOCK_NBYTES)
+    if head.startswith(SIGNATURE[:-1]) and not may_have_mark(head):  # Others' files.
         return h5py.File(path, "r", locking=False)
-    file = h5py.File(Unmarked(path), "r", libver="latest")
+    file = h5py.File(Unmarked(path), "r", libver=LIBVER)
     register_for(file)
     return file
 
@@ -84,6 +85,11 @@ def _state(path: str) -> list[tuple[int, int]]:
 
 def _refusal_of(error: Exception, path: str, doing: str) -> DataError | None:
     """Return the exception to raise for an error of the file; None if it is a mistake of ours, or says all already."""
+    if is_unknown(error.__cause__ if isinstance(error, ContentError) else error):
+        return NewerFormatError(
+            f"{path} has the format of a newer HDF5 than {h5py.version.hdf5_version}, and is not damaged; read it with "
+            f"a newer h5py than {h5py.__version__} ({first_line(error)})"
+        )
     if isinstance(error, ContentError):
         return DataError(f"{path}: {error}")
     if isinstance(error, RolloutError) or not is_of_reading(error):
