@@ -172,6 +172,10 @@ class RunOptions(SharedOptions):
         "seed each env at its first reset only, as Gymnasium's vector envs do, which is faster where a seed costs "
         "much, as in Atari; by default each episode has a seed of its own, from which it can be stepped again"
     )
+    seed_check: bool = to_run(True)(
+        "begin without a look at env 0: by default the program makes it and resets it with one seed a few times, where "
+        "that takes less than 2 s, to see whether it gives the same data"
+    )
     policy: str = to_run(RANDOM, metavar="MODULE:CALLABLE|FILE")(
         "random; or a callable that makes a batch of actions from a batch of observations (FILE.py:CALLABLE is "
         f"possible, too; a class is called once, with --policy-kwargs); or a file: {FILES}; or "

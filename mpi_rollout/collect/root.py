@@ -25,6 +25,7 @@ from mpi_rollout.drive.blocks import Discard
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import prepare_lengths
 from mpi_rollout.drive.recall import Recall
+from mpi_rollout.envs.repeating import ADVICE, not_repeated
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import ActionError, DataError, Interrupted, PolicyError, RolloutError, as_flag
 from mpi_rollout.exchange import job_end
@@ -120,7 +121,9 @@ class Root:
     def _collect(self) -> Collector:
         shard_set = self._team.shard_set
         warning = self._output.warning if shard_set is None else shard_set.warning
-        for words in filter(None, (warning, self._output.dropped)):
+        if not_repeating := not_repeated(self._facts.seed_check):
+            not_repeating += f"; `verify --replay` will not find the same data; {ADVICE}"
+        for words in filter(None, (warning, self._output.dropped, not_repeating)):
             say(f"mpi_rollout: {words}\n")
         past = self._state.past
         self._lengths = prepare_lengths(self._config, self._driver)

@@ -183,7 +183,8 @@ def prepare(team: RankTeam, ranks: JobRanks) -> tuple[RankEnvs, PolicySource | N
     seed_global_generators(config.seed, comm.rank, first_env=config.first_env)
     if config.on_rank_loss == "shrink":
         check_ulfm(comm)
-    plan = ranks.completed(replace(plan_of(config, team.comm.size), ranks=team.ranks))
+    looks = looks_at_first(config) and config.first_env == team.whole.first_env  # Of all teams, one has env 0.
+    plan = ranks.completed(replace(plan_of(config, team.comm.size), ranks=team.ranks, looks_at_first=looks))
     source = output = None
     if team.comm.rank == world.ROOT:
         output = claimed(team)
@@ -255,6 +256,12 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
         keeps_infos=bool(config.store_infos),
         is_read=config.trajectories or not config.acts_on_ranks,
     )
+
+
+def looks_at_first(config: RolloutConfig) -> bool:
+    """Tell whether a run may reset and step its first env before it begins: no watchdog would end a call that hangs."""
+    is_single = config.vectorization_mode == "sync" and config.ranks_per_env == 1
+    return config.seed_check and config.trajectories and is_single and config.env_timeout_s is None
 
 
 def check_facts(config: RolloutConfig, facts: EnvFacts | None) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import wrong_values_text
+from mpi_rollout.envs.repeating import not_repeated
 from mpi_rollout.errors import UsageError
 from mpi_rollout.process.clock import WORDS
 from mpi_rollout.storage.ownership import check_place
@@ -71,12 +72,13 @@ def _origin(summary: Summary) -> list[str]:
             f"{config['vectorization_mode']}{on_ranks}",
             f"its limits    {summary['limits']}",
         ]
-    promised = Reproducibility(summary["reproducibility"])
+    promised, seen = Reproducibility(summary["reproducibility"]), not_repeated(summary["seed_check"])
     is_said = config["vectorization_mode"] != "sync" or promised is not Reproducibility.EPISODE
     part = f" ({first} to {first + num_envs - 1} of a larger run)" * bool(first)
     return [
         f"run           {counted(num_envs, 'env')}{part}, seed {config['seed']}, policy {_policy(summary)}, "
-        f"{config['vectorization_mode']}" + f", {promised.words}" * is_said
+        f"{config['vectorization_mode']}" + f", {promised.words}" * is_said,
+        *([f"its seeds     {seen}"] if seen else []),
     ]
 
 

@@ -24,6 +24,7 @@ from mpi_rollout.envs.env_maker import EnvMaker, make_slice, maker_of
 from mpi_rollout.envs.faults import raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
+from mpi_rollout.envs.repeating import not_repeated
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError
 from mpi_rollout.storage.schema import agents_in
@@ -57,7 +58,7 @@ def replay(path: str, num_episodes: int, seed: int, consent: Consent) -> dict[st
         if differences:
             raise DataError(
                 f"{path}: {len(chosen) - len(differences)} of {counted(len(chosen), 'episode')} come out the same; "
-                f"{differences[0]}{changed_versions(stored)}"
+                f"{differences[0]}{likely_causes(stored)}"
             )
         return {"replayed": len(chosen), "replayed_steps": int(sum(row["length"] for row in chosen))}
 
@@ -189,7 +190,7 @@ def replay_history(stored: StoredRun) -> dict[str, int]:
         differences = Replay(driver_of(make, envs), past, columns_of(stored)).run()
     if differences:
         env, difference = earliest(differences)
-        raise DataError(f"{stored.path}: env {env} differs in row {difference}")
+        raise DataError(f"{stored.path}: env {env} differs in row {difference}{likely_causes(stored)}")
     return {"replayed": len(stored.episodes), "replayed_steps": num_steps * config.num_envs}
 
 
@@ -217,6 +218,13 @@ def called(row: np.void) -> str:
     """Return the name of an episode in messages."""
     seed = f", seed {row['seed']}," if row["seed"] >= 0 else ""
     return f"the episode of env {row['env_index']} from step {row['start']:,} on{seed}"
+
+
+def likely_causes(stored: StoredRun) -> str:
+    """Say what makes envs differ that the file knows of; a file that is whole may differ from its envs."""
+    seen = not_repeated(str(stored.attributes.get("seed_check", "")))
+    words = "; the run saw at its start that env 0 does not repeat its episodes (see `inspect`)"
+    return changed_versions(stored) + words * bool(seen)
 
 
 def changed_versions(stored: StoredRun) -> str:

@@ -40,6 +40,7 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             "config": asdict(config),
             "policy_sha256": text(attributes, "policy_sha256") if "policy_sha256" in attributes else "",
             "reproducibility": checks.promise.value,
+            "seed_check": text(attributes, "seed_check").strip() if "seed_check" in attributes else "",
             "limits": text(attributes, "limits") if is_recording(attributes) else "",
             "autoreset_mode": text(attributes, "autoreset_mode"),
             "num_ranks": len(ranks) or count(attributes, "num_ranks"),

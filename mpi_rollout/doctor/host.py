@@ -19,6 +19,7 @@ from mpi_rollout.core.spaces import leaves
 from mpi_rollout.doctor.findings import OK, WARN, Finding, Report, warning_if
 from mpi_rollout.envs.bare import make_bare
 from mpi_rollout.envs.env_maker import maker_of
+from mpi_rollout.envs.repeating import ADVICE, look
 from mpi_rollout.errors import StorageError
 from mpi_rollout.exchange.world import claimed_local_size, claimed_size
 from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
@@ -56,6 +57,7 @@ def examine_host(report: Report, folder: str, config: RolloutConfig | None) -> N
     }
     if config is not None:
         checks["env"] = ("try it without MPI: gymnasium.make, reset and step", lambda: judge_env(config))
+        checks["seeds"] = ("try it without MPI: reset it twice with one seed", lambda: judge_seeds(config))
     for name, (advice, judge) in checks.items():
         if name not in ("disk", "SWMR") or not report.is_bad("folder"):
             with report.check(name, advice):
@@ -172,6 +174,18 @@ def judge_env(config: RolloutConfig) -> Finding:
     figures = {"env_step_us": step_us, "env_reset_us": reset_us, "env_unseeded_reset_us": unseeded_us}
     figures |= {"observation_bytes": nbytes, "slot_bytes": slot_nbytes}
     return Finding("env", found, advice=advice, figures=figures)
+
+
+def judge_seeds(config: RolloutConfig) -> Finding | None:
+    """Check whether an env gives the same episode again from the same seed, also when it is made again."""
+    make = maker_of(config)
+    if make.is_native or config.ranks_per_env > 1:
+        return None
+    seed = next(make.seeds(config.seed, 0)) or 0
+    found = look(make, seed)
+    text = f"env 0 does not repeat its episodes: {found}" if found else "the same seed gives the same episode again"
+    advice = f"{ADVICE}; else episodes cannot be stepped again, and a run that is continued may cut those under way"
+    return warning_if(bool(found), "seeds", text, advice)
 
 
 def _reset_us(env: gymnasium.Env, is_seeded: bool) -> float:

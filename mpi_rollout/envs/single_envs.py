@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from time import perf_counter
 
 import gymnasium
 from gymnasium.error import ResetNeeded
@@ -20,6 +21,7 @@ from mpi_rollout.text import counted, words_of
 MAKE_PATIENCE = 10.0  # Simulators may take long to start: so many times the limit of a step.
 # An env's place, a value that is another for each call, and how many times the usual limit the call may take.
 Called = tuple[int, tuple[str, int, int], float]
+Ahead = tuple[int, Begun | None, BaseException | None]  # A seed, and what a reset with it has returned or raised.
 Restart = tuple[int, str, str]  # An env's index, how it failed, and how often it did.
 
 
@@ -46,6 +48,7 @@ class SingleEnv:
     def take(self, env: gymnasium.Env) -> None:
         """Step this env from now on, below the wrappers of `gymnasium.make`."""
         self.env = env
+        self._ahead: Ahead | None = None
         inner, self.limit = step_over_wrappers(env)
         self.step, self._reset = self._named(inner.step), self._named(inner.reset)
         self._is_wrapped = inner is not env
@@ -59,6 +62,7 @@ class SingleEnv:
 
     def begin(self) -> Begun:
         """Begin an episode that nobody asked for, with the arguments that reach the env in Gymnasium."""
+        self._ahead = None
         if self._is_wrapped:  # Wrappers pass on their defaults.
             return self._reset(seed=None if self.seeds is None else self._draw(), options=None)
         return self._reset() if self.seeds is None else self._reset(seed=self._draw())
@@ -66,7 +70,20 @@ class SingleEnv:
     def given_reset(self, seed: int | None, options: OptionsOfOne) -> Callable[[], Begun]:
         """Return a reset from outside the wrappers; called again, it begins the same episode."""
         own_seed = cache(self._draw if self.seeds is not None and seed is None else lambda: seed)
-        return lambda: self._named(self.env.reset)(seed=own_seed(), options=options)
+        return lambda: self._reset_from_outside(own_seed(), options)
+
+    def begin_ahead(self, seed: int, outcome: Begun | None, error: BaseException | None) -> None:
+        """Note what a reset with this seed has given or raised: the next reset from outside with it gives the same."""
+        self._ahead = seed, outcome, error
+
+    def _reset_from_outside(self, seed: int | None, options: OptionsOfOne) -> Begun:
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead[0] != seed or options is not None:
+            return self._named(self.env.reset)(seed=seed, options=options)
+        _, outcome, error = ahead
+        if error is not None:
+            raise error
+        return outcome  # type: ignore[return-value]  # Whatever a reset has returned.
 
     def _draw(self) -> int | None:
         """Take the seed of the next episode."""
@@ -99,7 +116,7 @@ class SingleEnvs(CalledByName):
         self._called: Called | None = None  # The env that is being reset, closed or made.
         self._num_calls = 0
         self._outcomes: list[Outcome] | None = None  # The outcomes of the step under way that have come.
-        envs = list(make_with_room(env_fns))
+        envs = self._make(env_fns)
         self._take_spaces(envs)
         self.agents = agents_envs(self.single_observation_space, envs)  # Below all wrappers.
         is_named = on_fault.timeout_s is not None
@@ -111,6 +128,20 @@ class SingleEnvs(CalledByName):
         ]
         self._time = TimeLimits([single.limit for single in self._singles])
         self.faults: list[Restart] = []  # Whoever takes them in clears the list.
+
+    def _make(self, env_fns: Sequence[Callable[[], gymnasium.Env]]) -> list[gymnasium.Env]:
+        """Make all envs; note how long the last one took: the first one includes its modules."""
+        envs: list[gymnasium.Env] = []
+        self.make_s = 0.0
+        start = perf_counter()
+        for env in make_with_room(env_fns):
+            envs.append(env)
+            self.make_s, start = perf_counter() - start, perf_counter()
+        return envs
+
+    def begin_ahead(self, index: int, seed: int, outcome: Begun | None, error: BaseException | None) -> None:
+        """Let the first reset of one env give what a reset with its seed has given or raised already."""
+        self._singles[index].begin_ahead(seed, outcome, error)
 
     @property
     def envs(self) -> list[gymnasium.Env]:

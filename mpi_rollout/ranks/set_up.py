@@ -22,6 +22,7 @@ from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import first_types
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
+from mpi_rollout.envs.repeating import GlobalGenerators, look_before_run
 from mpi_rollout.envs.time_limits import innermost
 from mpi_rollout.envs.wrapping import describe_spec
 from mpi_rollout.errors import Option, SameEnvError, UsageError
@@ -66,6 +67,7 @@ class Plan:
     is_read: bool = True  # The policy, a trainer or a file reads what the envs give.
     keeps_infos: bool = False  # A run stores the infos; "all" are those that are numbers in the first env's first ones.
     ranks: tuple[int, ...] = ()  # Their numbers in the job, if they are not all of its ranks.
+    looks_at_first: bool = False  # See before the run whether its first env gives the same data from one seed.
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,10 @@ class EnvFacts:
     has_episode_seeds: bool  # Each episode has a seed of `core.seeding`, as in a loop.
     described_spec: str  # See `describe_spec`.
     infos: Infos = "none"  # Those that are stored.
+    seed_check: str = ""  # What `repeating.look_before_run` has found.
 
     @classmethod
-    def of(cls, envs: VectorEnv, infos: Infos = "none") -> "EnvFacts":
+    def of(cls, envs: VectorEnv, infos: Infos = "none", seed_check: str = "") -> "EnvFacts":
         return cls(
             envs.single_observation_space,
             envs.single_action_space,
@@ -96,6 +99,7 @@ class EnvFacts:
             has_episode_seeds=bool(getattr(envs, "has_episode_seeds", False)),
             described_spec=describe_spec(envs.spec),
             infos=infos,
+            seed_check=seed_check,
         )
 
     @property
@@ -117,6 +121,7 @@ class EnvFacts:
             "autoreset_mode": self.metadata["autoreset_mode"].value,
             "reproducibility": self.reproducibility.value,
             "has_episode_seeds": self.has_episode_seeds,
+            "seed_check": self.seed_check,
             "hosts": json.dumps([*hosts]),
             "policy_sha256": "",
             "mpi_library": world.library_name(),
@@ -198,7 +203,7 @@ def make_rank_envs(plan: Plan, rank: int) -> RankEnvs:
     NOTICES.hold()
     info_leaves(plan.infos)  # Wrong infos are refused before any env is made.
     options = plan.seed, plan.autoreset_mode, names_of(plan.infos), plan.on_fault
-    slices = plan.division.envs_of(rank)
+    slices, generators = plan.division.envs_of(rank), GlobalGenerators()
     envs = tuple(make_slice(plan.make, indices, *options) for indices in slices)
     check_instances(zip(slices, envs, strict=True))
     for slice_ in envs:
@@ -207,7 +212,10 @@ def make_rank_envs(plan: Plan, rank: int) -> RankEnvs:
     model = plan.make_model() if plan.make_model is not None else None
     if not envs:
         return RankEnvs(plan, envs, None, model)
-    facts = EnvFacts.of(envs[0], _kept_infos(plan, rank, envs[0]))
+    infos, seed_check = _kept_infos(plan, rank, envs[0]), ""
+    if plan.looks_at_first and rank == plan.division.stepping_ranks[0] and isinstance(envs[0], LoopVectorEnv):
+        seed_check = look_before_run(envs[0], next(plan.make.seeds(plan.seed or 0, 0)) or 0, generators)
+    facts = EnvFacts.of(envs[0], infos, seed_check)
     return RankEnvs(plan, envs, facts.portable() if plan.division.num_ranks > 1 else facts, model)
 
 
@@ -280,7 +288,7 @@ def _shared_facts(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> EnvFacts:
         facts = comm.bcast(facts if comm.rank == first else None, first)
     assert facts is not None, "some rank steps envs"
     if rank_envs.envs:  # They know what could not be sent.
-        facts = EnvFacts.of(rank_envs.envs[0], facts.infos)
+        facts = EnvFacts.of(rank_envs.envs[0], facts.infos, facts.seed_check)
     for envs in rank_envs.envs:
         if rank_envs.plan.keeps_infos and isinstance(envs, LoopVectorEnv):
             envs.infos.names = names_of(facts.infos)

@@ -23,7 +23,7 @@ from mpi_rollout.storage.values import ValueChecks
 
 # Attributes of the root group that are of the start which made the file.  Of the configuration `same_run` has compared
 # what decides on the data.
-MAY_DIFFER = {"config", "hosts", "num_ranks", "started"}
+MAY_DIFFER = {"config", "hosts", "num_ranks", "seed_check", "started"}
 
 
 @dataclass(frozen=True)

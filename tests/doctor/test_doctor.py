@@ -34,6 +34,7 @@ def test_alone_it_finds_nothing_bad_and_says_how_to_start_it_on_ranks(job: Job):
     assert "mpiexec" in lines[start + 1] and "python -m mpi_rollout doctor" in lines[start + 1]
     assert lines[-1].endswith(" 0 BAD")
     assert list(job.folder.iterdir()) == []
+    assert "OK    seeds         the same seed gives the same episode again\n" in result.out
     slow = job(None, "doctor", "--env-factory", "seeded_slowly:SlowlySeeded").out
     assert re.search(r"us per reset with a seed and [\d.,]+ without, .*\n +-> --no-episode-seeds", slow)
 

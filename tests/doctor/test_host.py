@@ -2,9 +2,10 @@
 
 import pytest
 
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.doctor import host
 from mpi_rollout.doctor.findings import OK, WARN
-from mpi_rollout.doctor.host import judge_folder, judge_shared_memory, judge_slurm, mount_of
+from mpi_rollout.doctor.host import judge_folder, judge_seeds, judge_shared_memory, judge_slurm, mount_of
 from mpi_rollout.errors import StorageError
 
 
@@ -40,3 +41,11 @@ def test_a_slurm_job_whose_srun_may_not_take_cpus_per_task_is_warned_of():
     assert judge_slurm(job).advice.startswith("export SRUN_CPUS_PER_TASK=2")
     assert judge_slurm(job | {"SRUN_CPUS_PER_TASK": "2"}).state == OK
     assert judge_slurm({}) is None
+
+
+def test_an_env_that_ignores_its_seed_is_warned_of_with_the_column_that_differs():
+    found = judge_seeds(RolloutConfig(env_factory="forgetful_envs:Rewarding"))
+    assert found.state == WARN and "it gives other rewards of step 0: " in found.found
+    assert found.advice.startswith("let reset(seed=...) seed all that it draws from")
+    assert judge_seeds(RolloutConfig(env_factory="forgetful_envs:Seeded")).state == OK
+    assert judge_seeds(RolloutConfig(env="CartPole-v1", vectorization_mode="envpool")) is None

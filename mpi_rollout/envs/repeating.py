@@ -1,0 +1,178 @@
+"""Whether an env gives the same episode again from the same seed: it is reset and stepped, and all bytes are compared.
+
+An env may ignore the seed of its reset, heed the first one only, draw from a generator that nobody seeds, ask the
+clock, or draw in its constructor what its episodes depend on.  So the beginning of an episode is taken, then twice
+more in a new env.  What differs only in another process, such as the order of a set, cannot be seen so.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from copy import deepcopy
+from time import perf_counter
+from typing import Any, NamedTuple, TypeVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from mpi_rollout.core.column_types import MASK_NAME
+from mpi_rollout.core.columns import RESULTS
+from mpi_rollout.core.spaces import Tree, leaves
+from mpi_rollout.envs.faults import Begun, Outcome, begun
+from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.errors import EnvError, SignalInterrupt
+from mpi_rollout.process.exits import end_if_forked
+
+LOOK_S = 2.0  # A run looks at its first env where that takes less.
+NUM_MADE, NUM_EPISODES = 2, 3  # The envs that a look makes, and the episodes that it begins.
+NUM_STEPS = 20  # Of each episode, at most.
+SAME = "same"
+ADVICE = (
+    "let reset(seed=...) seed all that it draws from, and give what makes it a seed of its own (--env-kwargs) where it "
+    "draws too"
+)
+
+Result = TypeVar("Result")
+Row = dict[str, np.ndarray]  # What a reset or a step gave, by the names of a file's columns.
+
+
+class Episode(NamedTuple):
+    """The beginning of an episode: a row for the reset and for each step, and the actions."""
+
+    rows: list[Row]
+    actions: list[Tree]
+
+
+class GlobalGenerators:
+    """The state of Python's and NumPy's global generators at one moment, to which they can be set back."""
+
+    def __init__(self) -> None:
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+
+    def set_back(self) -> None:
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+
+
+def take_episode(
+    env: gymnasium.Env, first: Begun, seed: int, again: Sequence[Tree] | None = None, most_s: float = LOOK_S
+) -> Episode:
+    """Step an env, whose reset gave `first`: with the actions `again`, or with random ones for at most `most_s`."""
+    observation, info = first
+    episode = Episode([_row(env.observation_space, observation)], [])
+    space, start, is_over = deepcopy(env.action_space), perf_counter(), False  # The env may draw from its own one.
+    space.seed(seed)
+    most = NUM_STEPS if again is None else len(again)
+    while len(episode.actions) < most and not is_over and (again is not None or perf_counter() - start < most_s):
+        action = _some_action(space, info.get(MASK_NAME)) if again is None else again[len(episode.actions)]
+        episode.actions.append(deepcopy(action))
+        observation, *outcome, info = env.step(action)
+        episode.rows.append(_row(env.observation_space, observation, tuple(outcome)))
+        is_over = bool(outcome[1] or outcome[2])
+    return episode
+
+
+def _row(space: spaces.Space, observation: Tree, outcome: Outcome = ()) -> Row:
+    """Copy what a reset or a step gave: envs may write into the same arrays again."""
+    row = {
+        "/".join(filter(None, ("observations", leaf.path))): np.array(leaf.of(observation), leaf.dtype)
+        for leaf in leaves(space)
+    }
+    return row | {leaf.path: np.array(value, leaf.dtype) for leaf, value in zip(RESULTS, outcome, strict=False)}
+
+
+def _some_action(space: spaces.Space, mask: Any) -> Tree:
+    try:
+        return space.sample(mask)
+    except Exception:  # What is no mask of this space is told elsewhere.
+        return space.sample()
+
+
+def first_difference(one: Episode, other: Episode) -> str:
+    """Return in words what differs first between two episodes; "" where every byte is the same."""
+    for step, (first, second) in enumerate(zip(one.rows, other.rows, strict=False)):
+        for name in first:
+            if first[name].tobytes() != second[name].tobytes():
+                where = f"step {step - 1}" if step else "the reset"
+                return f"{name} of {where}: {_values(first[name], second[name])}"
+    return ""
+
+
+def _values(first: np.ndarray, second: np.ndarray) -> str:
+    """Return two values that differ; of an array its first component that does."""
+    if first.shape != second.shape:
+        return f"of shape {first.shape}, then {second.shape}"
+    one, two = np.atleast_1d(first), np.atleast_1d(second)
+    differs = (one != two) & ~((one != one) & (two != two))
+    place = tuple(map(int, np.argwhere(differs)[0])) if differs.any() else (0,) * one.ndim
+    at = f"at {[*place]} " if first.ndim else ""
+    return f"{at}{one[place].item()!r}, then {two[place].item()!r}"
+
+
+def what_differs(first: Episode, second: gymnasium.Env, seed: int) -> str:
+    """Take the same episode in another env twice; return in words what does not come again, or ""."""
+    own, again = (take_episode(second, begun(second.reset(seed=seed)), seed, first.actions) for _ in range(2))
+    if difference := first_difference(own, again):
+        return f"reset twice with seed {seed}, it gives other {difference}"
+    difference = first_difference(first, own)
+    return f"made twice and reset with seed {seed}, it gives other {difference}" if difference else ""
+
+
+def look(make: Callable[[], gymnasium.Env], seed: int) -> str:
+    """Return in words what an env gives differently from the same seed, or ""."""
+    with closing(make()) as env:
+        first = take_episode(env, begun(env.reset(seed=seed)), seed)
+    with closing(make()) as env:
+        return what_differs(first, env, seed)
+
+
+def not_repeated(seed_check: str) -> str:
+    """Say what a look before a run has found, which its file stores; "" where it has found nothing."""
+    return "" if seed_check in ("", SAME) else f"env 0 does not repeat its episodes: {seed_check}"
+
+
+def look_before_run(envs: LoopVectorEnv, seed: int, generators: GlobalGenerators) -> str:
+    """Look at the first of some envs that have not been reset; return SAME, what differs, or "" without a look.
+
+    The run has the same bytes as without a look.  An env whose reset fails or takes long stays, and that reset is the
+    run's first one.  Else a new env takes its place, made from the same global `generators` as that one.
+    """
+    if NUM_MADE * envs.make_s > LOOK_S:
+        return ""
+    start, env, after = perf_counter(), envs.envs[0], GlobalGenerators()
+    outcome, error = _attempt(lambda: env.reset(seed=seed))
+    left_s = LOOK_S - NUM_MADE * envs.make_s - NUM_EPISODES * (perf_counter() - start)
+    if error is not None or left_s < 0:
+        envs.begin_ahead(0, seed, outcome, error)
+        return ""
+    found, _ = _attempt(lambda: _look_at(envs, begun(outcome), seed, left_s / NUM_EPISODES))
+    generators.set_back()
+    _replace_first(envs)
+    after.set_back()
+    return "" if found is None else found or SAME
+
+
+def _look_at(envs: LoopVectorEnv, first: Begun, seed: int, most_s: float) -> str:
+    episode = take_episode(envs.envs[0], first, seed, most_s=most_s)
+    _replace_first(envs)
+    return what_differs(episode, envs.envs[0], seed)
+
+
+def _attempt(call: Callable[[], Result]) -> tuple[Result | None, BaseException | None]:
+    """Return what a call returns, or None and what it raises: the run itself is to tell how its envs fail."""
+    try:
+        return call(), None
+    except SignalInterrupt:
+        raise
+    except BaseException as error:
+        end_if_forked(error)
+        return None, error
+
+
+def _replace_first(envs: LoopVectorEnv) -> None:
+    try:
+        envs.replace(0)
+    except EnvError as error:
+        error.args = (f"{error}; a look at its seeds had closed it: leave that out by --no-seed-check",)
+        raise
