@@ -1,6 +1,5 @@
 """An env that only sleeps: many ranks of it need few cores, so that the cost of the ranks themselves shows."""
 
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +7,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+
+from mpi_rollout.process.rank_variables import claimed_rank
 
 _DRAWN_AHEAD = 256
 
@@ -38,7 +39,7 @@ class SleepingEnv(gymnasium.Env):
         self.observation_space = spaces.Box(0, 255, (observation_bytes,), np.uint8)
         self.action_space = spaces.Discrete(2)
         self._step_s, self._spread_s, self._slow_s, self._slow_every = step_s, spread_s, slow_s, slow_every
-        if slow_rank == int(os.environ.get("OMPI_COMM_WORLD_RANK", 0)):
+        if slow_rank == claimed_rank():
             self._slow_every = 1
         self._drawn: Iterator[float] = iter(())
         self._observation = np.random.default_rng(0).integers(0, 255, observation_bytes, np.uint8)

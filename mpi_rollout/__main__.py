@@ -4,6 +4,7 @@ import gc
 import sys
 
 from mpi_rollout.process import start as beginning
+from mpi_rollout.process.rank_variables import claimed_rank
 
 
 def start() -> int:
@@ -44,7 +45,7 @@ def _import() -> None:
 
     words = sys.argv[1:]
     are_sent = modules.are_sent(words)
-    if not are_sent or beginning.claimed_rank() == 0:
+    if not are_sent or claimed_rank() == 0:
         beginning.check_packages()
     gc.disable()  # Modules stay.
     if are_sent and not modules.send(_load_run, words):

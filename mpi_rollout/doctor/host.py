@@ -23,6 +23,7 @@ from mpi_rollout.envs.repeating import ADVICE, look
 from mpi_rollout.errors import StorageError
 from mpi_rollout.exchange.world import claimed_local_size, claimed_size
 from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
+from mpi_rollout.process.rank_variables import variables
 from mpi_rollout.storage.ownership import check_place
 from mpi_rollout.storage.sandbox import why_not_followed
 from mpi_rollout.storage.schema import libraries
@@ -49,7 +50,7 @@ def examine_host(report: Report, folder: str, config: RolloutConfig | None) -> N
     """Examine this host as the root of a run."""
     checks: dict[str, tuple[str, Callable[[], Finding | None]]] = {  # What to do if it fails, and the check.
         "versions": ("pip install --force-reinstall h5py", judge_versions),
-        "slurm": ("start the doctor again", lambda: judge_slurm(os.environ)),
+        "slurm": ("start the doctor again", lambda: judge_slurm(variables())),
         "shared memory": ("ask whoever runs this machine about it", lambda: judge_shared_memory(SHARED_MEMORY)),
         "folder": ("choose another folder by --out", lambda: judge_folder(folder)),
         "disk": ("choose another folder by --out", lambda: judge_speed(folder)),

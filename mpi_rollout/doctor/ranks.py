@@ -23,6 +23,7 @@ from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.waiting import ranks_per_core
 from mpi_rollout.process.host import physical_cores, processor_quota
+from mpi_rollout.process.rank_variables import variables
 from mpi_rollout.text import counted, first_line, pip_install
 
 if TYPE_CHECKING:
@@ -48,14 +49,14 @@ def examine_ranks(report: Report, config: RolloutConfig | None = None) -> None:
         advice = f"one rank needs none; for more, {INSTALL_MPI}" if is_one else INSTALL_MPI
         return report.add(Finding("library", text, WARN if is_one else BAD, advice))
     report.add(Finding("library", f"{library}, {path or 'path unknown'}, mpi4py {mpi4py.__version__}"))
-    launcher = judge_launcher(library, path, os.environ)
+    launcher = judge_launcher(library, path, variables())
     report.add(launcher)
     comm = None if launcher.state == BAD else _start(report)  # It may end the process.
     if comm is None:
         return
     with report.check("ranks", "see what the ranks print; start on fewer hosts to find the one that does not answer"):
         ranks = comm.gather(RankFacts.of_this_process(comm.rank))
-        for finding in judge_ranks(ranks or [], how_to_bind(os.environ)):
+        for finding in judge_ranks(ranks or [], how_to_bind(variables())):
             report.add(finding)
         if config is not None and config.ranks_per_env > 1 and ranks:
             report.add(judge_env_ranks([rank.host for rank in ranks], config.ranks_per_env, config.root_envs))

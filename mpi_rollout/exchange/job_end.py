@@ -23,6 +23,7 @@ from mpi_rollout.process import exits
 from mpi_rollout.process.clock import MAX_TIMEOUT_S
 from mpi_rollout.process.console import STDERR, say, settle
 from mpi_rollout.process.launcher import is_guarded, release
+from mpi_rollout.process.rank_variables import variable
 from mpi_rollout.text import first_line
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def all_or_none(comm: "MPI.Comm") -> Iterator[None]:
     except KeyboardInterrupt as error:
         # The root says it for all, if all were interrupted.  Open MPI's launcher also sends SIGTERM, and soon SIGKILL,
         # when another rank has ended the job and said why.
-        if comm.rank or (error.args == ("SIGTERM",) and "OMPI_COMM_WORLD_RANK" in os.environ):
+        if comm.rank or (error.args == ("SIGTERM",) and variable("OMPI_COMM_WORLD_RANK")):
             sleep(SAME_S)
         interrupt(comm, f"stopped by {error}" if error.args else "interrupted")
     except BaseException as error:

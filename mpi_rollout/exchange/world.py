@@ -13,9 +13,11 @@ import sys
 from contextlib import contextmanager, suppress
 from time import sleep
 
+from mpi_rollout.process import rank_variables
+from mpi_rollout.process.rank_variables import claimed_local_rank as claimed_local_rank
+from mpi_rollout.process.rank_variables import claimed_rank as claimed_rank
+from mpi_rollout.process.rank_variables import variable
 from mpi_rollout.process.start import HeardInC
-from mpi_rollout.process.start import claimed_local_rank as claimed_local_rank
-from mpi_rollout.process.start import claimed_rank as claimed_rank
 
 TYPE_CHECKING = False  # `typing` takes time to import.
 if TYPE_CHECKING:
@@ -37,22 +39,22 @@ _LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM
 
 
 def claimed_size() -> tuple[int, str]:
-    """Return the number of ranks that a launcher claims in the environment, and in which variable.
+    """Return the number of ranks that the launcher claims, and in which variable of the environment.
 
     Without a launcher this is (1, "").
     """
     for name in SIZE_VARIABLES:
-        if name == "SLURM_NTASKS" and "SLURM_STEP_ID" not in os.environ:
+        if name == "SLURM_NTASKS" and not variable("SLURM_STEP_ID"):
             continue  # The batch script itself, not a process that srun started.
-        if os.environ.get(name, "").isdigit() and int(os.environ[name]) > 1:
-            return int(os.environ[name]), name
+        if variable(name).isdigit() and int(variable(name)) > 1:
+            return int(variable(name)), name
     return 1, ""
 
 
 def claimed_local_size() -> int:
     """Return the number of ranks that a launcher claims to have started on this host; 1 without a launcher."""
     for name in _LOCAL_SIZE_VARIABLES:
-        digits = re.match(r"\d+", os.environ.get(name, ""))
+        digits = re.match(r"\d+", variable(name))
         if digits and claimed_size()[0] > 1:
             return max(1, int(digits[0]))
     return 1
@@ -69,11 +71,18 @@ def start_mpi_on_all_ranks(timeout_s: float, option: str = "timeout_s") -> None:
     MPI_Init waits for all ranks; Open MPI's waits forever if one has left without it.  Without an MPI library, a
     process that no launcher started with others goes on.
 
+    Programs that this process starts from then on see nothing of its launcher: see `rank_variables`.
+
     Parameters
     ----------
     option
         The name of the time limit for the user.
     """
+    _start_mpi(timeout_s, option)
+    rank_variables.take()
+
+
+def _start_mpi(timeout_s: float, option: str) -> None:
     try:
         import mpi4py
 
@@ -126,7 +135,7 @@ def _spared_networks() -> "Iterator[None]":
 
     Programs that envs start see nothing of it.
     """
-    sizes = [os.environ.get(f"OMPI_COMM_WORLD_{name}", "") for name in ("SIZE", "LOCAL_SIZE")]
+    sizes = [variable(f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "LOCAL_SIZE")]
     if not sizes[0] or sizes[0] != sizes[1] or os.environ.keys() & {*ONE_HOST, "OMPI_MCA_mtl"}:
         yield
         return

@@ -17,6 +17,7 @@ from mpi_rollout.errors import LaunchError, UsageError
 from mpi_rollout.exchange.world import claimed_rank, claimed_size
 from mpi_rollout.launched import keeper
 from mpi_rollout.launched.channel import Channel, Meeting
+from mpi_rollout.process import rank_variables
 from mpi_rollout.process.launcher import find_launcher, last_words
 from mpi_rollout.text import pip_install, shortened
 
@@ -42,9 +43,10 @@ def launcher_of(given: Words | None, is_batch: bool) -> list[str]:
         words = shlex.split(given) if isinstance(given, str) else [*map(str, given or ())]
     except ValueError as error:
         raise UsageError(f"launcher {given!r}: {error}") from error
+    is_step = bool(rank_variables.variable("SLURM_STEP_ID"))
     if not words and (is_batch or in_slurm):
         # In a step, as in a shell of `srun --pty`, another step would wait for its cores.
-        words = ["srun", "--kill-on-bad-exit=1", *["--overlap"] * (not is_batch and "SLURM_STEP_ID" in os.environ)]
+        words = ["srun", "--kill-on-bad-exit=1", *["--overlap"] * (not is_batch and is_step)]
     words = words or [find_launcher() or "mpirun"]
     program = "sbatch" if is_batch else words[0]
     if shutil.which(program) is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mpi_rollout.errors import Option, UsageError
-from mpi_rollout.process.start import claimed_local_rank
+from mpi_rollout.process.rank_variables import claimed_local_rank
 from mpi_rollout.text import counted, first_line
 
 CPU = "cpu"

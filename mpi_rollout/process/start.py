@@ -23,35 +23,15 @@ from _signal import (  # type: ignore[import-not-found]
 )
 from time import sleep
 
+from mpi_rollout.process.rank_variables import LOCAL_SIZE_VARIABLES, claimed_rank, is_launcher, number_in, variable
+
 STOPPED, WRONG_LAUNCH = 75, 78  # As in `errors`, which takes time to import.
 GRACE_S = 2.0  # Rank 0 says why first: the launcher ends the others when it has left.
 NAMES = {SIGINT: "SIGINT", SIGTERM: "SIGTERM", SIGUSR1: "SIGUSR1"}
 PACKAGES = ("numpy", "gymnasium", "h5py", "tqdm")  # Not mpi4py: one rank runs without it.
-LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
-LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-# First letters of programs that start ranks on their host: of Open MPI, of MPICH and its relatives, of SLURM, of PALS.
-LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra", "slurmstepd", "palsd")
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _owner = 0  # The process that heeds signals.
 _leaving: "list[int]" = []
-
-
-def claimed_rank() -> int:
-    """Return the rank that the launcher gave this process, without starting MPI; 0 without a launcher."""
-    return _number(RANK_VARIABLES)
-
-
-def claimed_local_rank() -> int:
-    """Return the number of this process among those that a launcher has started on this host; 0 without a launcher."""
-    return _number(LOCAL_RANK_VARIABLES)
-
-
-def _number(variables: "tuple[str, ...]") -> int:
-    for name in variables:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return 0
 
 
 def end_with_launcher() -> None:
@@ -74,15 +54,6 @@ def end_with(parent: int) -> None:
     CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), SIGKILL)
-
-
-def is_launcher(pid: "int | str") -> bool:
-    """Tell whether a process is a launcher or one of its helpers, by its name."""
-    try:
-        with open(f"/proc/{pid}/comm") as file:
-            return file.read().startswith(LAUNCHERS)
-    except OSError:
-        return False
 
 
 def leave(code: int, words: str, descriptor: int = 2) -> None:
@@ -111,7 +82,7 @@ def leave(code: int, words: str, descriptor: int = 2) -> None:
 
 def _leave_alone(code: int) -> None:
     """Leave so that the launcher ends the others, too: before MPI's start, MPICH's does so after a signal only."""
-    looks = 20 if _number(LOCAL_SIZE_VARIABLES[:1]) > 1 else 0
+    looks = 20 if number_in(LOCAL_SIZE_VARIABLES[:1]) > 1 else 0
     for _ in range(looks):
         if _others_leave():
             break
@@ -131,7 +102,7 @@ def _others_leave() -> bool:
         masks = [_ignored(rank) for rank in ranks if int(rank) != os.getpid()]
     except OSError:  # One of them has left just now; or the system does not tell.
         return True
-    return len(ranks) < _number(LOCAL_SIZE_VARIABLES) or any(mask >> (SIGUSR1 - 1) & 1 for mask in masks)
+    return len(ranks) < number_in(LOCAL_SIZE_VARIABLES) or any(mask >> (SIGUSR1 - 1) & 1 for mask in masks)
 
 
 def _ignored(pid: str) -> int:
@@ -173,7 +144,7 @@ def die_by_signal(number: int) -> None:
 def _leave_by(number: int) -> None:
     words = f"stopped by {NAMES[number]} before the first step; give the same command again"
     terminal = silent_terminal(number)
-    if number == SIGTERM and not terminal and "OMPI_COMM_WORLD_RANK" in os.environ:
+    if number == SIGTERM and not terminal and variable("OMPI_COMM_WORLD_RANK"):
         sleep(0.3)  # Open MPI's launcher also sends it, and soon SIGKILL, when another rank has left and said why.
     leave(STOPPED, words, terminal or 2)
 
@@ -183,7 +154,7 @@ def silent_terminal(number: int) -> int:
 
     After Ctrl-C, Open MPI's mpirun sends its ranks SIGTERM, and passes nothing on any more.
     """
-    if number != SIGTERM or "OMPI_COMM_WORLD_RANK" not in os.environ:
+    if number != SIGTERM or not variable("OMPI_COMM_WORLD_RANK"):
         return 0
     try:
         terminal = os.open(f"/proc/{os.getppid()}/fd/2", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)

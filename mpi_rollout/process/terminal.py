@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mpi_rollout.process.console import CLEAR_LINE, STDERR, encoding_of, say, write_all
-from mpi_rollout.process.start import is_launcher
+from mpi_rollout.process.rank_variables import is_launcher
 
 USUAL_COLUMNS = 80
 TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")

@@ -22,7 +22,7 @@ from mpi_rollout.config import versions
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.errors import RolloutError, StorageError, UsageError
 from mpi_rollout.exchange import job_end, world
-from mpi_rollout.process import exits
+from mpi_rollout.process import exits, rank_variables
 from mpi_rollout.process.console import say, without_stdin
 from mpi_rollout.process.interrupts import exit_by_signals, is_main_thread, unheeded
 from mpi_rollout.process.paths import current, located, started_in
@@ -85,6 +85,8 @@ class Connection:
     def _enter(self) -> None:
         if self._given_comm is None:
             world.start_mpi_on_all_ranks(self._timeout_s)
+        else:
+            rank_variables.take()  # Who has given it has started MPI.
         comm = self._comm = world.comm_world() if self._given_comm is None else self._given_comm
         is_inside = any(world.shared_ranks(other._comm, comm) == "all" for other in _entered)
         if comm.rank == world.ROOT:

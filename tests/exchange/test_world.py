@@ -10,9 +10,9 @@ import pytest
 
 from mpi_rollout.errors import LaunchError
 from mpi_rollout.exchange import single_rank, world
-from mpi_rollout.process import start
+from mpi_rollout.process import rank_variables
 
-VARIABLES = (*start.RANK_VARIABLES, *world.SIZE_VARIABLES, *world._LOCAL_SIZE_VARIABLES, "SLURM_STEP_ID")
+VARIABLES = (*rank_variables.RANK_VARIABLES, *world.SIZE_VARIABLES, *world._LOCAL_SIZE_VARIABLES, "SLURM_STEP_ID")
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("name", start.RANK_VARIABLES)
+@pytest.mark.parametrize("name", rank_variables.RANK_VARIABLES)
 def test_each_launcher_says_the_rank_in_its_own_variable(monkeypatch: pytest.MonkeyPatch, name: str):
     assert world.claimed_rank() == 0
     monkeypatch.setenv(name, "3")

@@ -10,9 +10,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-RANK = next(
-    (int(os.environ[name]) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID") if name in os.environ), 0
-)
+from mpi_rollout.process.rank_variables import claimed_rank
+
+RANK = claimed_rank()
 
 
 class Counting(gymnasium.Env):
@@ -151,8 +151,7 @@ FAILURES = {
 
 def on_rank(rank: int, how: str = "raise", after: int = 5, sleep_s: float = 0.0, others_sleep_s: float = 0.0):
     """An env that fails on one rank only."""
-    mine = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
-    return Failing(how, after, sleep_s) if mine == rank else Failing("raise", 10**9, sleep_s or others_sleep_s)
+    return Failing(how, after, sleep_s) if rank == RANK else Failing("raise", 10**9, sleep_s or others_sleep_s)
 
 
 def different_space():

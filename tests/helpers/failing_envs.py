@@ -13,9 +13,10 @@ import numpy as np
 from envs import FAILURES, Counting, Failing, Image, Nested
 from gymnasium import spaces
 
+from mpi_rollout.process.rank_variables import claimed_rank
 from mpi_rollout.ranks.worker import Worker
 
-RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+RANK = claimed_rank()
 FAILED_AT = Path("failed_at")  # In the job's folder: when the first env failed, as seconds since 1970.
 
 

@@ -12,8 +12,9 @@ from gymnasium import spaces
 from stopping_envs import Policy
 
 from mpi_rollout.core.seeding import episode_seeds
+from mpi_rollout.process.rank_variables import claimed_rank
 
-RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+RANK = claimed_rank()
 
 
 # Seeds of first episodes, which have no row in which a run could say that they failed.

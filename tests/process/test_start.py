@@ -13,7 +13,7 @@ from jobs import CLONE, HELPERS, Job, Running, are_gone, launcher, processes_in,
 from stopped_runs import is_code
 
 from mpi_rollout.errors import Interrupted, LaunchError
-from mpi_rollout.process import start
+from mpi_rollout.process import rank_variables, start
 
 pytestmark = pytest.mark.full_start
 
@@ -23,7 +23,7 @@ import os, time
 open(f"imports-{os.getpid()}", "w").close()
 time.sleep(60)
 """
-READ_BY_OLD_PYTHONS = ("__init__", "__main__", "process/__init__", "process/start")
+READ_BY_OLD_PYTHONS = ("__init__", "__main__", "process/__init__", "process/start", "process/rank_variables")
 
 
 def slow_package(job: Job) -> dict[str, str]:
@@ -82,7 +82,7 @@ def test_a_rank_that_waits_for_others_in_mpi_init_heeds_signals(job: Job, num_ra
     """No handler in Python is called there."""
     waiting = f"""
 import os, sys, time
-if {[*start.RANK_VARIABLES]!r} and os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
+if {[*rank_variables.RANK_VARIABLES]!r} and os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
     open("waits", "w").close()
     time.sleep(60)
 from mpi_rollout.__main__ import start
@@ -136,7 +136,7 @@ assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN and start.is_heeding()
 def test_nothing_that_takes_time_is_imported_before_signals_are_heeded():
     program = "import sys; before = {*sys.modules}; import mpi_rollout.process.start; print({*sys.modules} - before)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=CLONE)
-    own = {"mpi_rollout", "mpi_rollout.process", "mpi_rollout.process.start"}
+    own = {"mpi_rollout", *(f"mpi_rollout.{name}" for name in ("process", "process.start", "process.rank_variables"))}
     others = ast.literal_eval(result.stdout) - own
     assert all(name.partition(".")[0] in ("importlib", "warnings") for name in others), others
 
