@@ -3,6 +3,7 @@
 import gc
 import sys
 
+from mpi_rollout.process import leftovers
 from mpi_rollout.process import start as beginning
 from mpi_rollout.process.rank_variables import claimed_rank
 
@@ -12,6 +13,7 @@ def start() -> int:
     beginning.end_with_launcher()
     beginning.heed_signals()
     beginning.check_python()
+    leftovers.end_leftovers()
     is_imported = False
     try:
         _import()

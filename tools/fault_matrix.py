@@ -153,6 +153,7 @@ LIMITED, CHECKED = (
 )
 SHORT = ("--env-factory", "envs:Image", "--num-steps", "450", *ENVS, *OUT)
 ENDLESS = ("--env-factory", "envs:Image", *LONG, *ENVS, *OUT)
+WITH_PROCESSES = ("--env-factory", "leaving_envs:Filming", *LONG, *ENVS, *OUT)
 SHARDED, TEAMS = ("--storage", "sharded"), {"MPI_ROLLOUT_NODES": "2"}  # Needs four ranks: two for each shard.
 OF_TEAMS = (*PACED, *LONG, *ENVS, *OUT, *SHARDED)
 DIFFERENT = (["--num-steps", "20", *ENVS, *OUT, "--env", "CartPole-v1"], ["--seed", "7"])
@@ -180,6 +181,10 @@ FAULTS = [
     Fault("`kill -9` of a worker", strike=lambda run: os.kill(last_rank(run), signal.SIGKILL)),
     Fault("`kill -9` of the root", strike=lambda run: os.kill(run.pid_of(0), signal.SIGKILL)),
     Fault("`kill -9` of mpirun", strike=lambda run: os.kill(run.pid, signal.SIGKILL)),
+    Fault("`kill -9` of a worker whose envs have processes", WITH_PROCESSES,
+          strike=lambda run: os.kill(last_rank(run), signal.SIGKILL)),
+    Fault("`kill -9` of mpirun, and envs have processes", WITH_PROCESSES,
+          strike=lambda run: os.kill(run.pid, signal.SIGKILL)),
     Fault("a worker stopped for 2 s (`kill -STOP`, `-CONT`)", (*PACED, "--num-steps", "450", *ENVS, *OUT),
           strike=pause, goes_on=True),
     Fault("Ctrl-C on mpirun", strike=lambda run: os.killpg(run.pid, signal.SIGINT)),

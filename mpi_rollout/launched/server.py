@@ -19,6 +19,7 @@ from mpi_rollout.exchange import job_end, world
 from mpi_rollout.launched.channel import ERRORS, Channel, StepMemory, call_trainer
 from mpi_rollout.launched.vector_env import ERROR, LAID, VALUE, described
 from mpi_rollout.process.console import say
+from mpi_rollout.process.leftovers import end_leftovers
 from mpi_rollout.process.start import end_with_launcher
 from mpi_rollout.text import counted
 from mpi_rollout.train.connection import Connection
@@ -34,6 +35,7 @@ def main() -> int:
     """Serve a trainer; return an exit code, 0 where the trainer was told of a failure: launchers say much else."""
     folder, num_ranks, timeout_s = sys.argv[1:]
     end_with_launcher()
+    end_leftovers()
     try:
         world.start_mpi_on_all_ranks(float(timeout_s))
         comm = world.comm_world("; give launch the command as launcher='srun --mpi=...'")

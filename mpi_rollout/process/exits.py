@@ -19,7 +19,8 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from mpi_rollout.process.console import say
-from mpi_rollout.process.interrupts import STOP_SIGNALS
+from mpi_rollout.process.interrupts import STOP_SIGNALS, is_main_thread
+from mpi_rollout.process.start import end_with
 
 FORKED_EXIT_CODE = 70
 STOPPING = (
@@ -30,6 +31,7 @@ leave_now = os._exit  # Never refused.
 _refusals: list[Callable[[str], None]] = []  # What to do about an early end; empty while anyone may end this process.
 _rank_pid = 0
 _is_forked = False
+_ends_forks = False  # The fork under way ends with this process.
 _mask: set[int] = set()  # The signals that were blocked before a fork.
 _raised: SystemExit | None = None  # What `sys.exit` raised after `note_exits` was called.
 
@@ -110,8 +112,13 @@ def _at_exit(_name: int, code: int) -> None:
 
 
 def _become_nobody() -> None:
-    """Let a process that a rank has forked end, and be stopped by signals, like any process."""
+    """Let a process that a rank has forked end, and be stopped by signals, like any process.
+
+    When the rank is gone, the system ends it; but not what it forks itself, as programs do that are to stay.
+    """
     global _is_forked
+    if _ends_forks and not _is_forked:
+        end_with(_rank_pid)
     _is_forked = True
     _refusals.clear()
     _give_exits_back()
@@ -125,7 +132,8 @@ def _become_nobody() -> None:
 
 def _hold_signals() -> None:
     """Block signals before a fork: a signal to a child that still has our handlers would be lost."""
-    global _mask
+    global _mask, _ends_forks
+    _ends_forks = bool(_refusals) and is_main_thread()  # Children of another thread would end with that thread.
     _mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 

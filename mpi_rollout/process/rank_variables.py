@@ -67,11 +67,11 @@ def _has(pid: int, name: str) -> bool:
         return True
 
 
-def is_launcher(pid: "int | str") -> bool:
+def is_launcher(pid: "int | str", names: "tuple[str, ...]" = LAUNCHERS) -> bool:
     """Tell whether a process is a launcher or one of its helpers, by its name."""
     try:
         with open(f"/proc/{pid}/comm") as file:
-            return file.read().startswith(LAUNCHERS)
+            return file.read().startswith(names)
     except OSError:
         return False
 

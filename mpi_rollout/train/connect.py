@@ -5,6 +5,7 @@ serves it inside, comes out when the root leaves, and gets None.  A second conne
 served by the same ranks.  In one process `envs = connect(...)` is enough.
 """
 
+import atexit
 import os
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from mpi_rollout.envs.wrapping import Wrappers
 from mpi_rollout.errors import Option, RolloutError
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.infos import Infos
+from mpi_rollout.process.leftovers import end_leftovers, keep_leftovers
 from mpi_rollout.process.start import end_with_launcher
 from mpi_rollout.train.connection import Connection
 from mpi_rollout.train.request import PolicyArgument, Request, check_arguments
@@ -75,6 +77,9 @@ if connect.__doc__ and Request.__doc__:  # help(connect) shows what a request de
 
 def _connect(request: Request, comm: "MPI.Intracomm | None", timeout_s: float) -> Connection | MPIVectorEnv:
     end_with_launcher()
+    end_leftovers()
+    if world.claimed_rank() == world.ROOT:
+        atexit.register(keep_leftovers)  # A trainer may start programs that go on after its good end.
     connection = Connection(request, comm, timeout_s)
     if not _is_alone(comm, timeout_s):
         return connection

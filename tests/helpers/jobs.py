@@ -190,10 +190,10 @@ class Running:
             time.sleep(0.02)
 
     def pid_of(self, rank: int) -> int:
-        """The process of a rank."""
+        """The process of a rank, and none that its envs have started."""
         found = []
         self.wait_until(lambda: found.extend(p for p in processes_in(self.folder) if rank_of(p) == rank) or found)
-        return found[0]
+        return next(pid for pid in found if parent_of(pid) not in found)
 
     def interrupt(self, rank: int) -> None:
         """Send Ctrl-C's signal to one rank."""
@@ -224,6 +224,14 @@ def are_gone(folder: Path) -> bool:
     while processes_in(folder) and time.monotonic() < give_up:
         time.sleep(0.02)
     return not processes_in(folder)
+
+
+def parent_of(pid: int) -> int:
+    """The process that has started another one; 0 if that has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def rank_of(pid: int) -> int | None:

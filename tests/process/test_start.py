@@ -23,7 +23,9 @@ import os, time
 open(f"imports-{os.getpid()}", "w").close()
 time.sleep(60)
 """
-READ_BY_OLD_PYTHONS = ("__init__", "__main__", "process/__init__", "process/start", "process/rank_variables")
+READ_BY_OLD_PYTHONS = (
+    *("__init__", "__main__", "process/__init__", "process/leftovers", "process/rank_variables", "process/start"),
+)
 
 
 def slow_package(job: Job) -> dict[str, str]:
