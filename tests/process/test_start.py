@@ -23,9 +23,8 @@ import os, time
 open(f"imports-{os.getpid()}", "w").close()
 time.sleep(60)
 """
-READ_BY_OLD_PYTHONS = (
-    *("__init__", "__main__", "process/__init__", "process/leftovers", "process/rank_variables", "process/start"),
-)
+OF_PROCESS = "__init__", "leftovers", "rank_variables", "start"
+READ_BY_OLD_PYTHONS = ("__init__", "__main__", *(f"process/{name}" for name in OF_PROCESS))
 
 
 def slow_package(job: Job) -> dict[str, str]:
