@@ -68,13 +68,13 @@ def test_who_waits_for_its_children_waits_for_none_of_ours(tmp_path: Path):
 def test_a_killed_rank_whose_envs_have_processes_ends_the_job_and_these(job: Job, num_ranks: int):
     result = job(num_ranks, *LEAVING, *kwargs(killed=1), *ENDLESS, timeout=100)
     assert result.code != 0
-    assert len(pids_in(job.folder)) == 6 and are_ended(pids_in(job.folder)) and are_gone(job.folder)
+    assert len(pids_in(job.folder)) >= 6 and are_ended(pids_in(job.folder)) and are_gone(job.folder)
 
 
 @pytest.mark.mpi(2)
 def test_a_killed_launcher_leaves_no_process_of_envs(job: Job, num_ranks: int):
     run = job.start(num_ranks, *LEAVING, *ENDLESS)
-    run.wait_until(lambda: (job.folder / "left").exists() and len(pids_in(job.folder)) == 6)
+    run.wait_until(lambda: (job.folder / "left").exists() and len(pids_in(job.folder)) >= 6)
     os.kill(run.pid, signal.SIGKILL)
     assert are_ended(pids_in(job.folder)) and are_gone(job.folder)
     run.finish()
@@ -100,4 +100,4 @@ with mpi_rollout.connect(Leaving, 6) as envs:
 @pytest.mark.mpi(2)
 def test_a_killed_trainer_leaves_no_process_of_envs(job: Job, num_ranks: int):
     assert job.script(num_ranks, TRAINER, timeout=100).code != 0
-    assert len(pids_in(job.folder)) == 6 and are_ended(pids_in(job.folder)) and are_gone(job.folder)
+    assert len(pids_in(job.folder)) >= 6 and are_ended(pids_in(job.folder)) and are_gone(job.folder)
