@@ -46,6 +46,11 @@ def first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
+def one_line(text: str, most: int = 80) -> str:
+    """Return the begin of a text in one line: what NumPy says of an array has several."""
+    return " ".join(text.split())[:most]
+
+
 def shortened(text: str, most: int = 300) -> str:
     """Return a text for a message, without its end where it is long."""
     return text if len(text) <= most else f"{text[:most]} ..."

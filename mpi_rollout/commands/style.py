@@ -137,6 +137,8 @@ def save(figure: "Figure", what: str, path: str) -> str:
         raise UsageError(f"{what} must name a file, got {path!r}")
     if not os.path.splitext(path)[1]:
         path += ".png"
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UsageError(f"{what} {path}: there is a folder, device, pipe or socket of that name; give another one")
     try:
         figure.savefig(path, dpi=DOTS_PER_INCH)
     except OSError as error:

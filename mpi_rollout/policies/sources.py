@@ -8,7 +8,6 @@ import io
 import os
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 from mpi_rollout.core.policy_kinds import CALLED, FILES, FORMATS, MADE, MAKE, RANDOM, SUFFIXES, kind_of_name
 from mpi_rollout.core.spaces import Space
@@ -28,7 +27,7 @@ from mpi_rollout.policies.model import (
 from mpi_rollout.policies.networks import try_model
 from mpi_rollout.policies.onnx_check import check_network, weight_files
 from mpi_rollout.policies.untrusted import needs_trust, reading
-from mpi_rollout.process.paths import colon_hint, load_object, located
+from mpi_rollout.process.paths import colon_hint, load_object, located, open_regular
 from mpi_rollout.text import first_line, pip_install, system_words
 
 NO_NETWORK = (
@@ -113,10 +112,8 @@ def read_source(spec: str, mode: str, is_trusted: bool = False) -> PolicySource:
 
 
 def _content(path: str) -> bytes:
-    if Path(path).is_fifo():  # Nobody may ever write there.
-        raise UsageError("cannot read this file: it is a pipe")
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_regular) as file:
             return file.read()
     except OSError as error:
         raise UsageError(f"cannot read this file: {system_words(error)}") from error

@@ -3,8 +3,10 @@
 Relative paths begin where the command was started, wherever envs and policies go meanwhile.
 """
 
+import errno
 import importlib
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,6 +46,18 @@ def located(path: str) -> str:
     while path.startswith("./"):
         path = path[2:].lstrip("/")
     return os.path.join(_starts[-1] if _starts else current(), path)
+
+
+def open_regular(path: str, flags: int) -> int:
+    """Open a file; return its descriptor.  An `opener` for Python's `open`, which refuses folders.
+
+    OSError if it is a device, pipe or socket, before it is opened: it could be waited for, or read, for ever.
+    """
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+        raise OSError(errno.EINVAL, f"it is {kind}", path)
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # A pipe that has come there since is not waited for.
 
 
 @contextmanager

@@ -49,7 +49,7 @@ from mpi_rollout.storage.untrusted import (
     text,
 )
 from mpi_rollout.storage.values import wrong_in
-from mpi_rollout.text import counted
+from mpi_rollout.text import counted, one_line
 
 OURS = {"config", "spaces", "digest", "format_version"}  # Attributes that only files of this program have together.
 AUTORESET_MODES = ("NextStep", "SameStep", "Disabled")  # Gymnasium's values; readers do without Gymnasium.
@@ -230,10 +230,12 @@ def check_format(attributes: Mapping[str, object], path: str) -> None:
 
     ContentError if it is a damaged file of this program.
     """
-    if attributes.get("format") != FORMAT:
+    got = attributes.get("format")
+    if not isinstance(got, str) or got != FORMAT:  # An array has no truth.
         if len(OURS & attributes.keys()) > 1:
-            got = attributes.get("format")
-            raise ContentError(f"its attribute format is {got!r:.80}, it should be {FORMAT!r}; the file is damaged")
+            raise ContentError(
+                f"its attribute format is {one_line(repr(got))}, it should be {FORMAT!r}; the file is damaged"
+            )
         raise DataError(f"{path} was not written by {FORMAT}")
     version = count(attributes, "format_version")
     if version not in range(1, FORMAT_VERSION + 1):
@@ -261,7 +263,9 @@ def check_attributes(attributes: Mapping[str, object]) -> None:
     promise_of(attributes)
     has_seeds = attributes.get("has_episode_seeds", np.False_)  # Older files do not have it.
     if not isinstance(has_seeds, np.bool_):
-        raise ContentError(f"its attribute has_episode_seeds is {has_seeds!r:.80}, it should be true or false")
+        raise ContentError(
+            f"its attribute has_episode_seeds is {one_line(repr(has_seeds))}, it should be true or false"
+        )
     if (mode := text(attributes, "autoreset_mode")) not in AUTORESET_MODES:
         raise ContentError(f"its attribute autoreset_mode is {mode!r:.80}; the file is damaged")
 
@@ -274,7 +278,9 @@ def promise_of(attributes: Mapping[str, object]) -> Reproducibility:
     try:
         return Reproducibility(text(attributes, "reproducibility"))
     except ValueError as error:
-        raise ContentError(f"its attribute reproducibility is {promised!r:.80}; the file is damaged") from error
+        raise ContentError(
+            f"its attribute reproducibility is {one_line(repr(promised))}; the file is damaged"
+        ) from error
 
 
 def identity(tell: Tell, path: str) -> dict[str, Any]:

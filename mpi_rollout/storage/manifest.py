@@ -173,7 +173,7 @@ def check_end(manifest: Manifest, number: int, path: str) -> None:
 def _other(manifest: Manifest, number: int, file: StoredFile, path: str) -> str:
     """Say what is wrong with a file that is not this shard."""
     first_env, num_envs = file.config.first_env - manifest.config.first_env, file.config.num_envs
-    if file.attributes.get("run") != manifest.run:
+    if str(file.attributes.get("run")) != manifest.run:
         return f"it is no shard of {path}, but of another run"
     if range(first_env, first_env + num_envs) != manifest.ranges[number]:
         return f"it has envs {first_env} to {first_env + num_envs - 1} of the run, and is a copy of another shard"

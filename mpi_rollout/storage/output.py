@@ -18,7 +18,7 @@ from mpi_rollout.storage.checked_file import identity_of
 from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.filters import check_available
 from mpi_rollout.storage.manifest import is_set
-from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
+from mpi_rollout.storage.ownership import Lock, check_is_file, check_name, identity, lock, make_folder
 from mpi_rollout.storage.run_file import Prefix, RunFile
 from mpi_rollout.storage.same_run import (
     check_extends,
@@ -173,7 +173,12 @@ def check_place(config: RolloutConfig, is_set: bool = False) -> str:
 
 
 def check_kind(config: RolloutConfig) -> None:
-    """Refuse, by UsageError, to go on with a set of shards as with one file, or the other way round."""
+    """Refuse, by UsageError, to go on with a set of shards as with one file, or the other way round.
+
+    What is no file is refused before it is opened.
+    """
+    check_name(config.out)
+    check_is_file(config.path + ".part")
     for path in filter(os.path.lexists, (config.path + ".part", config.path)):
         if is_set(path) and config.storage == "single":
             way_out = f"add --storage sharded, move it and {shards_folder(path)} away, or use another --out"

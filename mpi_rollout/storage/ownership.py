@@ -13,7 +13,7 @@ from shlex import quote
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import Option, StorageError, UsageError
 from mpi_rollout.process.host import ANYWAY, format_bytes, is_any_size
-from mpi_rollout.process.paths import located
+from mpi_rollout.process.paths import located, open_regular
 from mpi_rollout.text import counted
 
 FAR = 2**62  # The byte that is locked, far from any data.  HDF5's own locks are of another kind.
@@ -60,9 +60,13 @@ def refusal(path: str) -> UsageError:
 
 
 def lock(path: str) -> Lock:
-    """Lock an unfinished file; UsageError if another run holds it, StorageError if it cannot be written to."""
+    """Lock an unfinished file.
+
+    UsageError if another run holds it, or if it is no file; StorageError if it cannot be written to.
+    """
+    check_is_file(path)
     try:
-        return Lock(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        return Lock(path, open_regular(path, os.O_RDWR))
     except FileNotFoundError as error:
         raise refusal(path) from error
     except OSError as error:
@@ -97,7 +101,7 @@ def _request() -> bytes:
 def is_locked(path: str) -> bool:
     """Tell whether a run holds the lock on an unfinished file, as far as this host can see; takes none itself."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_regular(path, os.O_RDONLY)
     except OSError:
         return False
     try:
@@ -140,6 +144,19 @@ def why_no_file(path: str) -> str:
         state = "the complete file" if is_part else "which is not complete"
         return f"{path}: no such file; there is {quote(other)}, {state}: give that name"
     return f"{path or repr(path)}: no such file"
+
+
+def check_is_file(path: str) -> None:
+    """Refuse, by UsageError, what is in the place of an unfinished file and is none; it is not opened."""
+    words = ""
+    if os.path.isdir(path):
+        words = "a folder"
+    elif os.path.islink(path) and not os.path.exists(path):
+        words = f"a link to {os.readlink(path)}, which is not there"
+    elif os.path.exists(path) and not os.path.isfile(path):
+        words = "no file but a device, pipe or socket"
+    if words:
+        raise UsageError(f"{path} is {words}; move it away or use another ", Option("out"))
 
 
 def check_name(path: str) -> None:

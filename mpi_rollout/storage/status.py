@@ -7,7 +7,6 @@ the run was started), pid, host, updated (ISO 8601, UTC).
 
 import json
 import os
-import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from shlex import quote
 
 from mpi_rollout.errors import Interrupted, UsageError
 from mpi_rollout.process.clock import utc_now
+from mpi_rollout.process.paths import open_regular
 from mpi_rollout.storage.ownership import is_locked
 
 BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
@@ -116,22 +116,10 @@ def overwrite(path: str, text: str) -> None:
         os.unlink(path)
 
 
-def open_regular(path: str, flags: int) -> int:
-    """Open a file; return its descriptor.
-
-    OSError if it is no regular file: reading a pipe could wait for ever.
-    """
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(f"{path} is no regular file")
-    return descriptor
-
-
 def read_status(out: str) -> dict[str, object]:
     """Read the last status of an output; return {} if there is none."""
     try:
-        with open(open_regular(status_path(out), os.O_RDONLY)) as file:
+        with open(status_path(out), opener=open_regular) as file:
             values = json.loads(file.read(MOST_CHARS))
             return values if isinstance(values, dict) else {}
     except (OSError, ValueError, RecursionError):

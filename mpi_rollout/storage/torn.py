@@ -17,6 +17,8 @@ import os
 from collections.abc import Iterator
 from itertools import islice
 
+from mpi_rollout.process.paths import open_regular
+
 SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # The start of a superblock of version 3, which all files of this program have.
 ADDRESS_NBYTES = 8
 UNDEFINED = b"\xff" * ADDRESS_NBYTES
@@ -47,7 +49,7 @@ class Unmarked(io.FileIO):
     """
 
     def __init__(self, path: str):
-        super().__init__(path)
+        super().__init__(path, opener=open_regular)
         head = os.pread(self.fileno(), SUPERBLOCK_NBYTES, 0)
         if len(head) < SUPERBLOCK_NBYTES or not head.startswith(SIGNATURE):
             raise OSError("file signature not found")
@@ -80,7 +82,7 @@ def may_have_mark(head: bytes) -> bool:
 
 def is_marked(path: str) -> bool:
     """Tell whether a file was not closed by its writer, who was killed or is at work."""
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=open_regular) as file:
         return file.read(SUPERBLOCK_NBYTES)[MARK : MARK + 1] not in (b"", b"\0")
 
 

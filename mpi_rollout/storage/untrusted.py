@@ -14,16 +14,18 @@ import h5py
 import numpy as np
 
 from mpi_rollout.errors import ContentError, DataError, NewerFormatError, RolloutError
+from mpi_rollout.process.paths import open_regular
 from mpi_rollout.storage.filters import MOST_SMALLER, compression_of, register_for
 from mpi_rollout.storage.hdf5_format import LIBVER, is_unknown
 from mpi_rollout.storage.ownership import why_no_file
 from mpi_rollout.storage.shard_files import states_of
 from mpi_rollout.storage.torn import SIGNATURE, SUPERBLOCK_NBYTES, Unmarked, may_have_mark
-from mpi_rollout.text import first_line
+from mpi_rollout.text import first_line, one_line
 
 MOST_ATTRIBUTES = 64  # Reading one takes a millisecond.
 ROOM_NBYTES = 2**26  # A dataset may be longer than the file by so much: its writer extends it before it writes rows.
 Tell = Callable[[str], None]  # Takes what is being read, in a process that somebody watches.
+MOST = 2**63 - 1  # Of numbers that attributes have: they go into 64 bits.
 ATTEMPTS = 3  # To read a file that a run is writing.
 Content = TypeVar("Content")
 Parsed = TypeVar("Parsed", dict[str, Any], list[Any])
@@ -31,7 +33,7 @@ Parsed = TypeVar("Parsed", dict[str, Any], list[Any])
 
 def open_unmarked(path: str) -> h5py.File:
     """Open a file for reading, as if its writer had closed it; it may have been left by a killed one."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         head = file.read(SUPERBLOCK_NBYTES)
     if head.startswith(SIGNATURE[:-1]) and not may_have_mark(head):  # Others' files.
         return h5py.File(path, "r", locking=False)
@@ -197,7 +199,7 @@ def text(attributes: Mapping[str, object], name: str) -> str:
 def number(attributes: Mapping[str, object], name: str) -> float:
     """Return an attribute that is a number of 0 or more; raise ContentError if it is not."""
     value = attributes.get(name)
-    if isinstance(value, np.integer | np.floating) and value >= 0:
+    if isinstance(value, np.integer | np.floating) and 0 <= value <= MOST:
         return value.item()
     raise ContentError(f"its attribute {name} {_shown(attributes, name)}, it should be a number of 0 or more")
 
@@ -226,7 +228,7 @@ def _shown(attributes: Mapping[str, object], name: str) -> str:
     if name not in attributes:
         return "is missing"
     value = attributes[name]
-    return f"is {value.item() if isinstance(value, np.generic) else value!r:.80}".replace("\n", " ")
+    return f"is {one_line(repr(value.item() if isinstance(value, np.generic) else value))}"
 
 
 def table_of(file: h5py.File, name: str) -> np.ndarray:

@@ -19,6 +19,7 @@ from mpi_rollout.core.columns import RESULTS, noun, outcomes_of
 from mpi_rollout.core.spaces import AgentsSpace, Bounds, Leaf, Space, first_of, leaves
 from mpi_rollout.errors import ContentError, Option, UsageError, spelled
 from mpi_rollout.process.console import say
+from mpi_rollout.text import one_line
 
 if TYPE_CHECKING:
     import h5py
@@ -157,7 +158,7 @@ def wrong_in(name: str, attributes: Mapping[str, object]) -> list[dict[str, str 
         value = attributes.get(kind, np.array(NONE_WRONG))
         if not isinstance(value, np.ndarray) or value.shape != (3,) or value.dtype.kind != "i":
             raise ContentError(
-                f"the attribute {kind} of trajectories/{name} is {value!r:.80}, it should be three integers"
+                f"the attribute {kind} of trajectories/{name} is {one_line(repr(value))}, it should be three integers"
             )
         if value[0] > 0:
             wrong.append(_wrong(name, kind, *value.tolist()))

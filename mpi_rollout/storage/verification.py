@@ -20,6 +20,7 @@ from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.tail import not_continued
 from mpi_rollout.storage.untrusted import Tell, attributes_of, steadily, text
 from mpi_rollout.storage.values import ValueCheck, ValueChecks, merged_wrong
+from mpi_rollout.text import one_line
 
 NUM_NAMED = 3  # Damaged chunks, or shards, that a message names.
 NICENESS = 10  # Of what is checked while somebody else works: a tenth of a core that both use.
@@ -182,9 +183,8 @@ def _check_values(file: CheckedFile, checks: Mapping[str, ValueCheck]) -> None:
         attributes = attributes_of(file.file["trajectories"][name])
         for kind, follows in check.counts.items():
             if not np.array_equal(np.asarray(got := attributes.get(kind)), follows):
-                raise ContentError(
-                    f"trajectories/{name}: its attribute {kind} is {got}, from its values follows {follows}"
-                )
+                words = f"is {one_line(str(got))}, from its values follows {follows}"
+                raise ContentError(f"trajectories/{name}: its attribute {kind} {words}")
 
 
 def _check_episodes(file: CheckedFile) -> int:

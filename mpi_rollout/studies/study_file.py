@@ -24,6 +24,7 @@ from mpi_rollout.config import RolloutConfig, difference, read_config, renamed, 
 from mpi_rollout.errors import ContentError, DataError, StorageError, UsageError
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.host import num_cores_of_host, num_usable_cores
+from mpi_rollout.process.paths import open_regular
 from mpi_rollout.storage.ownership import give_name, identity, removed
 from mpi_rollout.studies.study import Point, Sample, Study
 from mpi_rollout.text import counted, first_line
@@ -84,6 +85,8 @@ class StudyFile:
         new = f"{path}.new"
         try:
             with removed(new):
+                with suppress(FileNotFoundError):
+                    os.unlink(new)  # Whatever it is: to write into a pipe would wait for ever.
                 Path(new).write_text(json.dumps(contents))
                 give_name(new, path, identity(path))
         except OSError as error:
@@ -111,7 +114,7 @@ def _digest(contents: dict[str, object]) -> str:
 def read_study(path: str) -> StudyFile:
     """Read a file of a study; DataError if it is none, of an unknown version, or not as it was written."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_regular) as file:
             contents = json.loads(file.read())
     except OSError as error:
         raise DataError(f"{path}: {(error.strerror or str(error)).lower().replace(' or directory', '')}") from error
