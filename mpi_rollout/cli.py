@@ -1,7 +1,6 @@
 """The command line: the commands, and how each begins and ends."""
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -14,7 +13,7 @@ from mpi_rollout.config import ENV_OPTIONS, RolloutConfig, check_used
 from mpi_rollout.core.option_values import check_seconds
 from mpi_rollout.errors import Interrupted, Option, RolloutError, SignalInterrupt, UsageError, as_flag
 from mpi_rollout.exchange.job_end import with_stacks
-from mpi_rollout.exchange.world import claimed_rank, claimed_size
+from mpi_rollout.exchange.world import refuser
 from mpi_rollout.options import GROUPS, RunOptions, SharedOptions
 from mpi_rollout.parser import Commands, Parser, add_option, add_run_options, path, with_command
 from mpi_rollout.process.console import hold, say, settle, show, stdout_apart, without_stdin
@@ -44,11 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RolloutError as error:
         if isinstance(error, UsageError):
             error = share_refusal(error)
-        if claimed_size()[0] > 1:  # srun ends the other ranks when the first has left: they too leave with this code.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if claimed_rank() == 0:
+        place = refuser()
+        if place is not None:
             stack = error.stack if getattr(options, "command", None) is run_command else ""
-            say(f"{stack}mpi_rollout: {error.shown(as_flag)}\n")
+            say(f"{stack}mpi_rollout: {place}{error.shown(as_flag)}\n")
         return error.exit_code
     except SignalInterrupt as error:
         say(f"mpi_rollout: stopped by {error}\n")

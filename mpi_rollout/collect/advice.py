@@ -12,6 +12,7 @@ from mpi_rollout.core.policy_kinds import CALLED
 from mpi_rollout.drive.fragments import LARGE_SLOT_NBYTES
 from mpi_rollout.exchange.waiting import ranks_per_core
 from mpi_rollout.options import POLICY_BLOCK
+from mpi_rollout.process.allocation import starting
 from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _of_cores(run: "RunFigures") -> Causes:
         ratio = ranks_per_core(ranks) if all(cores for _, cores, _ in ranks) and not run.groups else 1.0
         if ratio > 1:
             crowd = f"there are {ratio:.3g} ranks for each core; waits for each other took"
-            yield waits, crowd, f"mpirun -n {max(int(run.num_ranks / ratio), 1)}"
+            yield waits, crowd, starting(max(int(run.num_ranks / ratio), 1), run.mpi_library)
             return
         cost = waits + float(np.mean((1 - np.array(shares)) * run.step_s)) / run.seconds  # Envs waited too.
         who = "other programs" + " or ranks" * bool(run.groups)  # The cores of a group's other ranks are not known.
@@ -109,7 +110,7 @@ def _of_policy(run: "RunFigures") -> Causes:
     if num_ranks > 1:
         more = "--policy MODULE:make_policy" if run.policy_kind == CALLED else "--policy-on workers"
         if run.num_ranks == 1:
-            more = f"mpirun -n {num_ranks}" + f" and {more}" * (run.policy_kind == CALLED)
+            more = starting(num_ranks, run.mpi_library) + f" and {more}" * (run.policy_kind == CALLED)
         block = -(-run.num_envs // num_ranks)
         if block < POLICY_BLOCK:  # Else each rank would ask for the others' envs, too.
             more += f" --policy-block {block}"

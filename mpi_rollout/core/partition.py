@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from mpi_rollout.errors import Option, UsageError
+from mpi_rollout.process.allocation import starting
 from mpi_rollout.text import counted
 
 T = TypeVar("T")
@@ -57,8 +58,8 @@ class Partition:
 
     def __post_init__(self) -> None:
         if self.root_envs is not None and self.num_ranks < 2:
-            needs = " needs at least 2 ranks, got 1; start the program with mpirun -n 2 or more"
-            raise UsageError(Option("root_envs", self.root_envs), needs)
+            needs = " needs at least 2 ranks, got 1; start the program with "
+            raise UsageError(Option("root_envs", self.root_envs), f"{needs}{starting(2)} or more")
         if self.num_envs < self.num_workers:
             got = f"{counted(self.num_envs, 'env')} on {counted(self.num_workers, 'rank')}"
             needs = f" must be at least the number of ranks that step envs, got {got}; use more envs or fewer ranks"
@@ -200,7 +201,7 @@ class EnvRanks:
             got = f"{counted(num_ranks, 'rank')}" + " besides the root, which steps no envs" * self._num_apart
             needs = f" must divide the number of ranks that step envs, got {got}; start the program with "
             fitting = self._num_apart + max(1, num_ranks // self.ranks_per_env) * self.ranks_per_env
-            raise UsageError(Option("ranks_per_env", self.ranks_per_env), f"{needs}mpirun -n {fitting}")
+            raise UsageError(Option("ranks_per_env", self.ranks_per_env), needs + starting(fitting))
 
     @property
     def _num_apart(self) -> int:

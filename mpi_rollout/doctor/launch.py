@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import mpi4py
 
-from mpi_rollout.doctor.findings import BAD, Finding
+from mpi_rollout.doctor.findings import BAD, OK, WARN, Finding
 from mpi_rollout.exchange import world
+from mpi_rollout.process.allocation import is_step, starting, unused
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
 COMMAND = "python -m mpi_rollout doctor"
@@ -31,7 +32,7 @@ def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
         return Launcher("Open MPI's mpirun", OPEN_MPI)
     if "HYDI_CONTROL_FD" in environ:
         return Launcher("MPICH's mpiexec (hydra)", MPICH)
-    if "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ:
+    if is_step(environ) and "SLURM_PROCID" in environ:
         plugin = environ.get("SLURM_MPI_TYPE", "")
         return Launcher("srun" + (f" --mpi={plugin}" if plugin else ""))
     if "PMI_SIZE" in environ:
@@ -71,7 +72,11 @@ def judge_launcher(library: str, path: str, environ: Mapping[str, str]) -> Findi
     beside = Path(path).parent.parent / "bin" / "mpiexec"
     start = f"{beside} -n N" if path and beside.exists() else f"the mpiexec of {library}, -n N"
     if launcher is None:
-        return Finding("launcher", "none: one process", advice=f"start it as you start runs: {start} {COMMAND}")
+        size, words = unused(environ)
+        if size > 1:
+            start = starting(size, library, environ)
+        advice = f"start it as you start runs: {start} {COMMAND}"
+        return Finding("launcher", "none: one process" + f" in {words}" * bool(words), WARN if words else OK, advice)
     if launcher.vendor not in ("", vendor):
         advice = f"start with {start}, or have mpi4py load the launcher's library: module load it, set MPI4PY_LIBMPI"
         return Finding("launcher", f"{launcher.name} does not start ranks of {library}", BAD, advice)

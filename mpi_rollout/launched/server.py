@@ -46,10 +46,9 @@ def main() -> int:
         if isinstance(told, LaunchError):
             raise told
     except LaunchError as error:
-        if world.claimed_rank() == world.ROOT:
-            say(f"mpi_rollout: {error}\n")
-        else:
-            sleep(world.GRACE_S)  # Launchers end all ranks when one leaves.
+        place = world.refuser()
+        if place is not None:
+            say(f"mpi_rollout: {place}{error}\n")
         return error.exit_code
     paths, request, spin_s = told
     sys.path += [path for path in paths if path not in sys.path]

@@ -26,9 +26,12 @@ from time import sleep
 from mpi_rollout.process.rank_variables import LOCAL_SIZE_VARIABLES, claimed_rank, is_launcher, number_in, variable
 
 STOPPED, WRONG_LAUNCH = 75, 78  # As in `errors`, which takes time to import.
+ENDED = 1  # srun reports the largest code of a rank: this leaves it that of the rank that has said why.
 GRACE_S = 2.0  # Rank 0 says why first: the launcher ends the others when it has left.
+LOOKS = 100
 NAMES = {SIGINT: "SIGINT", SIGTERM: "SIGTERM", SIGUSR1: "SIGUSR1"}
 PACKAGES = ("numpy", "gymnasium", "h5py", "tqdm")  # Not mpi4py: one rank runs without it.
+OF_STEP = "SLURM_STEP_TASKS_PER_NODE"  # As in 2(x3),1: one number for each node.
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _owner = 0  # The process that heeds signals.
 _leaving: "list[int]" = []
@@ -57,10 +60,26 @@ def end_with(parent: int) -> None:
 
 
 def leave(code: int, words: str, descriptor: int = 2) -> None:
-    """End this process at once.  Rank 0 says why; another rank does so if it alone has to leave."""
+    """End this process at once.  Rank 0 says why; another rank does so if no other has."""
     _leaving.append(code)
     if len(_leaving) > 1:  # The thread of `HeardInC` and the main thread have both heard of it.
         sleep(60)
+    place = speaker()
+    if place is None:
+        os._exit(code)
+    try:
+        os.write(descriptor, f"mpi_rollout: {place}{words}\n".encode(errors="backslashreplace"))
+    finally:
+        _leave_alone(code)
+
+
+def speaker() -> "str | None":
+    """Return what the message of a rank that leaves begins with; None if another rank has said it.
+
+    Rank 0 speaks first, since launchers end the others when one has left.  So another rank waits for that; and if it
+    has to leave without it, it speaks itself.  Signals end this process no more.
+    """
+    ended: list[int] = []
     for number in NAMES:  # Launchers deliver one Ctrl-C twice; and `_others_leave` looks for it.
         try:
             signal(number, SIG_IGN)
@@ -68,16 +87,20 @@ def leave(code: int, words: str, descriptor: int = 2) -> None:
             from ctypes import CDLL, c_void_p
 
             CDLL(None).signal(int(number), c_void_p(int(SIG_IGN)))
+        else:
+            if number == SIGTERM:  # The launcher's: another rank has left.
+                signal(number, lambda number, _frame: ended.append(number))
     rank = claimed_rank()
-    if rank:
-        sleep(GRACE_S)
-        if _others_leave():
-            os._exit(code)
-        words = f"rank {rank} ({os.uname().nodename}): {words}"
-    try:
-        os.write(descriptor, f"mpi_rollout: {words}\n".encode(errors="backslashreplace"))
-    finally:
-        _leave_alone(code)
+    if not rank:
+        return ""
+    sleep(GRACE_S)
+    for _ in range(LOOKS):  # Of those that wait here the first one speaks, and the others leave after it.
+        if ended or _has_lost_one():
+            return None
+        if not _are_leaving(_others_here()[0]):
+            return f"rank {rank} ({os.uname().nodename}): "
+        sleep(GRACE_S / LOOKS)
+    return None
 
 
 def _leave_alone(code: int) -> None:
@@ -94,15 +117,49 @@ def _leave_alone(code: int) -> None:
 
 
 def _others_leave() -> bool:
-    """Tell whether another rank of this host has left or is in `leave` itself, where that can be seen."""
-    launcher = os.getppid()
+    """Tell whether another rank of this host has left or is in `leave` itself; True where that cannot be seen."""
+    before, after = _others_here()
+    return not is_launcher(os.getppid()) or _has_lost_one() or _are_leaving(before + after)
+
+
+def _has_lost_one() -> bool:
+    """Tell whether another rank of this host has left; False where wrapper scripts stand between it and this one."""
+    return is_launcher(os.getppid()) and sum(map(len, _others_here())) + 1 < _local_size()
+
+
+def _others_here() -> "tuple[list[str], list[str]]":
+    """Return the ranks of this host that its launcher has started before this one, and after it; without those gone."""
+    launcher, own = os.getppid(), str(os.getpid())
     try:
         with open(f"/proc/{launcher}/task/{launcher}/children") as file:
             ranks = file.read().split()
-        masks = [_ignored(rank) for rank in ranks if int(rank) != os.getpid()]
-    except OSError:  # One of them has left just now; or the system does not tell.
+        return ranks[: ranks.index(own)], ranks[ranks.index(own) + 1 :]
+    except (OSError, ValueError):  # The launcher has left just now; or the system does not tell.
+        return [], []
+
+
+def _are_leaving(ranks: "list[str]") -> bool:
+    """Tell whether one of these is in `leave`, or has left just now."""
+    try:
+        return any(_ignored(rank) >> (SIGUSR1 - 1) & 1 for rank in ranks)
+    except OSError:
         return True
-    return len(ranks) < number_in(LOCAL_SIZE_VARIABLES) or any(mask >> (SIGUSR1 - 1) & 1 for mask in masks)
+
+
+def _local_size() -> int:
+    """Return how many ranks a launcher has started on this host; 0 where it does not tell."""
+    if not _is_of_srun():
+        return number_in(LOCAL_SIZE_VARIABLES)
+    sizes: list[str] = []
+    for part in variable(OF_STEP).split(","):
+        size, _, times = part.rstrip(")").partition("(x")
+        sizes += [size] * int(times or 1)
+    return int(sizes[number_in(("SLURM_NODEID",))])
+
+
+def _is_of_srun() -> bool:
+    """Tell whether srun itself started this process, not a launcher that uses it."""
+    return bool(variable(OF_STEP)) and not number_in(LOCAL_SIZE_VARIABLES)
 
 
 def _ignored(pid: str) -> int:
@@ -142,6 +199,10 @@ def die_by_signal(number: int) -> None:
 
 
 def _leave_by(number: int) -> None:
+    if number == SIGTERM and _is_of_srun() and (claimed_rank() or _has_lost_one()):
+        # srun sends it to all ranks, of which rank 0 speaks; or when a rank has left, which has said why.
+        sleep(GRACE_S)  # Rank 0 looks who is here.
+        os._exit(ENDED)
     words = f"stopped by {NAMES[number]} before the first step; give the same command again"
     terminal = silent_terminal(number)
     if number == SIGTERM and not terminal and variable("OMPI_COMM_WORLD_RANK"):

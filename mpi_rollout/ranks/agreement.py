@@ -235,8 +235,8 @@ def share_refusal(error: RolloutError) -> RolloutError:
     def refuse() -> None:
         raise error
 
-    comm = come_together(RolloutConfig.start_timeout_s)
     try:
+        comm = come_together(RolloutConfig.start_timeout_s)
         agree(comm, refuse, lambda _: {}, RolloutConfig.start_timeout_s)
     except RolloutError as verdict:
         return verdict

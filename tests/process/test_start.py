@@ -9,7 +9,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
-from jobs import CLONE, HELPERS, Job, Running, are_gone, launcher, processes_in, run_job
+from jobs import CLONE, HELPERS, Job, Running, are_gone, is_hydra, launcher, processes_in, run_job
 from stopped_runs import is_code
 
 from mpi_rollout.errors import Interrupted, LaunchError
@@ -165,6 +165,21 @@ def test_a_python_without_the_packages_says_so_in_one_line(job: Job, num_ranks: 
     assert (result.code, result.num_tracebacks, len(result.messages)) == (78, 0, 1), result.err
     [message] = result.messages
     assert message.startswith(f"{sys.executable} has no numpy, gymnasium, h5py, tqdm; ") and "activate" in message
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("has_wrapper", [False, True])
+def test_of_ranks_that_refuse_to_start_the_first_says_why(job: Job, num_ranks: int, has_wrapper: bool):
+    """Rank 0 is not among them; also where a script stands between the launcher and its ranks."""
+    if has_wrapper and is_hydra():
+        pytest.skip(
+            "MPICH's launcher goes on after such an end of a script, and rank 0 waits for the others in MPI_Init"
+        )
+    program = [sys.executable, str(HELPERS / "refusing_ranks.py"), "1,2", *RUN]
+    wrapper = ["sh", "-c", '"$@"; exit $?', "wrapper"] * has_wrapper
+    result = run_job([*launcher(num_ranks), *wrapper, *program], job.folder, PYTHONPATH=str(CLONE))
+    assert result.code and 1 <= len(result.messages) <= 1 + has_wrapper, result.err
+    assert all(message.startswith("rank ") and " has no nosuchpackage; " in message for message in result.messages)
 
 
 BROKEN = """
