@@ -65,6 +65,6 @@ ids_of_components() {
 
 # The worst exit code of the steps, as SLURM was told by those that watch the ranks on the nodes.
 code_of_ranks() {
-    scontrol --details --oneliner show job "$SLURM_JOB_ID" | sed -nE 's/.*DerivedExitCode=([0-9]+):([0-9]+).*/\1 \2/p' \
+    scontrol --details show job "$SLURM_JOB_ID" | sed -nE 's/^ *DerivedExitCode=([0-9]+):([0-9]+).*/\1 \2/p' \
         | awk '{ code = $2 ? 128 + $2 : $1; if (code > worst) worst = code } END { print NR ? worst + 0 : 1 }'
 }

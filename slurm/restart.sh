@@ -58,12 +58,10 @@ go_back() {
         say "$1 after ${SLURM_RESTART_COUNT:-0} restarts, and MAX_RESTARTS is ${MAX_RESTARTS:-100}; the same sbatch command continues it"
         exit 75
     fi
-    case $(scontrol show job --oneliner "$job_id") in
-    *" Requeue=0 "*)
+    if scontrol show job "$job_id" | grep -q '^ *Requeue=0 '; then
         say "$1; the job was submitted with --no-requeue, so it ends here; the same sbatch command continues it"
         exit 75
-        ;;
-    esac
+    fi
     say "$1; back into the queue"
     clean_up
     scontrol requeue "$job_id" || { say "SLURM does not put the job back; the same sbatch command continues it"; exit 75; }

@@ -323,6 +323,15 @@ def test_a_site_file_may_have_bash_end_at_errors(submit):
 
 
 @one_mpi
+def test_a_job_may_have_any_name_and_comment(submit):
+    """In what SLURM tells of a job in one line, they look like other fields."""
+    options = ("--ntasks=1", "--job-name=a Command=/tmp/x b", "--comment=Command=/tmp/y")
+    number = submit(*SHORT, options=options)
+    assert submit.slurm.finish(number)["ExitCode"] == "0:0", submit.log
+    assert submit.messages == []
+
+
+@one_mpi
 def test_a_job_is_no_component_of_a_heterogeneous_one(submit):
     state, code = submit.run(*SHORT, options=("--ntasks=1", ":", "--ntasks=2"))
     assert (state, code) == ("FAILED", "78:0")
