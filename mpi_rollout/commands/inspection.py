@@ -102,7 +102,8 @@ def _head(summary: Summary) -> list[str]:
         rate += f", {throughput['env_steps_per_s']:,.0f} per s"
         ratios = throughput["ratio_to_limit"]
         of_limit = f", {statistics.median(ratios):.3f} of the limit" if ratios else ""
-        lines.append(f"throughput    {rate}{of_limit}")
+        of_start = " (in the last start of the run, without its earlier ones)" * summary["was_continued"]
+        lines.append(f"throughput    {rate}{of_limit}{of_start}")
     if shards := summary.get("shards"):
         envs, steps = ([shard[name] for shard in shards] for name in ("num_envs", "num_steps"))
         lines.append(
@@ -146,9 +147,11 @@ def _trajectories(summary: Summary) -> list[str]:
     episodes = summary["episodes"]
     num_under_way = episodes["under_way"]  # None in a file whose run may go on.
     under_way = "others may be under way" if num_under_way is None else f"{num_under_way:,} under way at the end"
+    ended = counted(episodes["ended"] + (num_under_way or 0), "episode")
+    if num_under_way is None:
+        ended = f"{counted(episodes['ended'], 'ended episode')}, and others in episodes under way"
     lines = [
-        f"steps         {summary['num_steps']:,} of each env; {summary['num_transitions']:,} transitions "
-        f"in {counted(episodes['ended'] + (num_under_way or 0), 'episode')}",
+        f"steps         {summary['num_steps']:,} of each env; {summary['num_transitions']:,} transitions in {ended}",
         f"episodes      {episodes['ended']:,} ended ({episodes['terminated']:,} terminated, "
         f"{episodes['truncated']:,} truncated), {under_way}; "
         "in Python data.episodes and data.unfinished",

@@ -52,13 +52,18 @@ def _state(out: str, status: Mapping[str, object]) -> dict[str, str]:
 
 def _words_of(run: Mapping[str, object]) -> tuple[str, ...]:
     num_steps, total = run.get("num_steps"), run.get("of_num_steps")
-    steps = f"{num_steps} of {total}"
+    steps = f"{_shown(num_steps)} of {_shown(total)}"
     if run.get("state") == "complete" and "of_num_episodes" in run:  # The episodes may have ended it.
-        steps, total = f"{num_steps} of at most {total}", None
-    if isinstance(num_steps, int) and isinstance(total, int) and total > 0:
-        steps = f"{num_steps:,} of {total:,} ({100 * num_steps // total}%)"
+        steps = f"{_shown(num_steps)} of at most {_shown(total)}"
+    elif isinstance(num_steps, int) and isinstance(total, int) and total > 0:
+        steps += f" ({100 * num_steps // total}%)"
     has_ended_badly = run.get("state") in ("interrupted", "failed")
     message = str(run.get("message", "")).partition("\n")[0] if has_ended_badly else ""
     updated = str(run.get("updated") or "")[:16].replace("T", " ")  # To the minute: a line then fits into 80 columns.
     words = (str(run["run"]).removesuffix(".h5"), run.get("state"), steps, run.get("starts"), updated, message)
     return tuple(printable("" if word is None else str(word)) for word in words)
+
+
+def _shown(number: object) -> str:
+    """Return a number of steps as all others are shown; what a damaged status has in its place, as it is."""
+    return f"{number:,}" if isinstance(number, int) else str(number)

@@ -57,18 +57,20 @@ def _plot_episodes(over: "Axes", returns: "Axes", lengths: "Axes", episodes: np.
 
 
 def _plot_returns(axes: "Axes", ended: np.ndarray) -> None:
-    """Draw a dot for each episode, or for some of them; and the mean of each twentieth of all."""
-    ends, returns = ended["start"] + ended["length"], ended["return"]
+    """Draw a dot for each episode, or for some of them; and the mean of each twentieth of all; of finite returns."""
+    agents = [name for name in ended.dtype.names or () if name.startswith(RETURN_OF)]
+    if not np.isfinite(ended["return"]).any() and not agents:
+        return style.say(axes, "none is finite")
+    ends, returns = ended["start"] + ended["length"], _finite(ended["return"])
     shown = np.linspace(0, len(ended) - 1, min(len(ended), MOST_DOTS)).astype(int)
     axes.plot(ends[shown], returns[shown], ".", color="0.75", markersize=2, rasterized=True)
     groups = [group for group in np.array_split(np.arange(len(ended)), NUM_MEANS) if len(group)]
-    means = [returns[group].mean() for group in groups]
+    means = [_mean_of(returns[group]) for group in groups]
     middles = [ends[group].mean() for group in groups]
     axes.plot(middles, means, color=style.BLUE, linewidth=2, label="all agents")
-    agents = [name for name in ended.dtype.names or () if name.startswith(RETURN_OF)]
     colors = style.ORANGE, style.GREEN, style.RED, style.PURPLE
     for name, color, line in zip(agents[: len(colors)], colors, style.LINES, strict=False):
-        of_agent = [ended[name][group].mean() for group in groups]
+        of_agent = [_mean_of(_finite(ended[name])[group]) for group in groups]
         axes.plot(middles, of_agent, color=color, linestyle=line, label=name.removeprefix(RETURN_OF))
     if agents:
         more = len(agents) - len(colors)
@@ -77,11 +79,24 @@ def _plot_returns(axes: "Axes", ended: np.ndarray) -> None:
     style.human_ticks(axes.xaxis, axes.yaxis)
 
 
+def _finite(values: np.ndarray) -> np.ndarray:
+    """Return values with NaN for each that is not finite: no dot is drawn there."""
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _mean_of(values: np.ndarray) -> float:
+    """Return the mean of those that are finite; NaN, at which a line is broken, where none is."""
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if len(values) else np.nan
+
+
 def _plot_spread(axes: "Axes", values: np.ndarray) -> None:
-    """Show how many episodes have which value, the mean and the median."""
-    values = values[np.isfinite(values)].astype(float)
+    """Show how many episodes have which value, the mean and the median; and how many have none that can be shown."""
+    num_episodes, values = len(values), values[np.isfinite(values)].astype(float)
     if not len(values):
         return style.say(axes, "none is finite")
+    if num_left_out := num_episodes - len(values):
+        axes.set_xlabel(f"{axes.get_xlabel()}; of {num_left_out:,} of {num_episodes:,} episodes not finite, left out")
     low, high, mean = values.min(), values.max(), values.mean()
     if high - low > WIDEST:
         return style.say(axes, f"from {low:.3g} to {high:.3g}")

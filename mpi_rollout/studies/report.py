@@ -153,11 +153,11 @@ def notes(several: list[Analysis]) -> list[str]:
     """Say what the columns mean."""
     points = [point for analysis in several for point in analysis.points]
     point = min(points, key=lambda point: point.num_jobs)
-    coverage = f"{100 * point.rate.coverage:.0f} % for env steps/s"
+    coverages = {"env steps/s": point.rate.coverage}
     if point.speed_up is not None:
-        coverage += f", {100 * point.speed_up.coverage:.0f} % for speed-up and efficiency"
+        coverages["speed-up and efficiency"] = point.speed_up.coverage
     text = [
-        "medians over jobs; the range in brackets holds the true median with a probability of " + coverage,
+        f"medians over jobs; {statistics.promise(coverages)}",
         "of limit: of bare loops on all ranks at once, in the same job",
     ]
     if any(point.oversubscribed for point in points):

@@ -58,3 +58,13 @@ def ratio(over: Interval, under: Interval) -> Interval:
     """
     coverage = max(0.0, over.coverage + under.coverage - 1)
     return Interval(over.median / under.median, over.low / under.high, over.high / under.low, coverage)
+
+
+def promise(coverages: dict[str, float]) -> str:
+    """Say in words what the ranges of some quantities promise; `coverages` has those of each, in [0, 1]."""
+    known = ", ".join(f"{100 * coverage:.0f} % for {name}" for name, coverage in coverages.items() if coverage > 0)
+    unknown = " and ".join(name for name, coverage in coverages.items() if coverage <= 0)
+    words = [f"the range in brackets holds the true median with a probability of {known}"] * bool(known)
+    if unknown:
+        words.append(f"so few jobs promise nothing about the range of {unknown}: more --repeats do")
+    return "; ".join(words)

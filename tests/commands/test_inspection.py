@@ -100,7 +100,9 @@ def test_a_file_is_told_before_its_first_commit_and_while_it_is_written(job: Job
     writer = feed.writer(job.folder / "run.h5", 8)
     before = inspected(job, job.folder / "run.h5.part")
     assert before.code == 0, before.err
-    assert "steps         0 of each env; 0 transitions in 0 episodes" in before.out
+    assert (
+        "steps         0 of each env; 0 transitions in 0 ended episodes, and others in episodes under way" in before.out
+    )
     steps = feed.fill(writer, 30, {3, 20})
     while next(steps) < 20:
         pass
@@ -108,6 +110,16 @@ def test_a_file_is_told_before_its_first_commit_and_while_it_is_written(job: Job
     found = json.loads(inspected(job, job.folder / "run.h5.part", "--json").out)
     assert (found["complete"], found["num_steps"]) == (False, 20)
     writer.discard()
+
+
+def test_a_throughput_of_the_last_start_alone_is_said_to_be_that(job: Job):
+    run = ("--env", "CartPole-v1", "--num-envs", "2", "--progress", "none", "--num-steps")
+    path = job.collect(None, *run, "20")
+    once = inspected(job, path).out
+    job.collect(None, *run, "40")
+    again = inspected(job, path).out
+    assert "throughput " in once and "last start" not in once
+    assert "per s (in the last start of the run, without its earlier ones)" in again
 
 
 def test_a_file_without_trajectories_is_told(job: Job):

@@ -54,7 +54,7 @@ def test_a_complete_run_may_have_ended_with_its_episodes(tmp_path: Path):
     for name, state in (("a", "complete"), ("b", "running")):
         Status(str(tmp_path / f"{name}.h5"), 1000, 50).tell(state, num_steps=400)
     assert [run["of_num_episodes"] for run in runs_of(str(tmp_path))] == [50, 50]
-    assert ["400 of at most 1000" in line for line in list_runs([str(tmp_path)])] == [False, True, False]
+    assert ["400 of at most 1,000" in line for line in list_runs([str(tmp_path)])] == [False, True, False]
 
 
 def test_an_output_may_have_another_name_than_one_with_h5(tmp_path: Path):

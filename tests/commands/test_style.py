@@ -96,3 +96,16 @@ def test_a_run_without_episodes_says_so(episodes, words):
     panels = style.new_figure("--plot", 3).subplots(1, 3)
     run_picture._plot_episodes(*panels, None if episodes is None else np.zeros(2, EPISODE))
     assert [axes.texts[0].get_text() for axes in panels] == [words] * 3
+
+
+def test_returns_that_are_not_finite_break_no_line_and_the_picture_says_how_many_were_left_out():
+    episodes = np.zeros(100, EPISODE)
+    episodes["start"], episodes["length"], episodes["terminated"] = np.arange(100), 1, True
+    episodes["return"] = np.where(np.arange(100) % 9, 1.0, np.nan)
+    episodes["return"][:5] = np.inf  # All of the first twentieth.
+    over, returns, lengths = style.new_figure("--plot", 6).subplots(3)
+    run_picture._plot_episodes(over, returns, lengths, episodes)
+    means = over.get_lines()[1].get_ydata()
+    assert np.isnan(means[0]) and (means[1:] == 1.0).all()
+    assert returns.get_xlabel() == "return; of 16 of 100 episodes not finite, left out"
+    assert lengths.get_xlabel() == "steps"

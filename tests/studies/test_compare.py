@@ -120,6 +120,7 @@ def test_the_fastest_is_named_and_whom_it_cannot_be_told_from():
     *table, _, fastest, of_all = lines(listed, samples)
     assert fastest == "fastest: ours or a pool" and of_all == "fastest of all: EnvPool"
     assert table[2].split() == ["ours", "200", "180", "to", "220", "2"]
+    assert lines(listed[:4], [each for each in samples if each.system != "envpool"])[-1] == "fastest: ours or a pool"
 
 
 @pytest.mark.parametrize(

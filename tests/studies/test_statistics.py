@@ -23,3 +23,13 @@ def test_a_ratio_is_of_medians_and_its_interval_covers_both_spreads():
     assert found == Interval(4, 2, 9, 0.90625)
     assert found.scaled(0.5) == Interval(2, 1, 4.5, 0.90625)
     assert statistics.ratio(Interval(1, 1, 1, 0.0), Interval(1, 1, 1, 0.5)).coverage == 0
+
+
+def test_what_a_range_promises_is_said_and_never_as_nothing_per_cent():
+    known = statistics.promise({"env steps/s": 0.9375, "speed-up": 0.875})
+    assert known.endswith("with a probability of 94 % for env steps/s, 88 % for speed-up")
+    half = statistics.promise({"env steps/s": 0.5, "speed-up": 0.0})
+    assert (
+        "50 % for env steps/s; so few jobs promise nothing about the range of speed-up" in half and " 0 %" not in half
+    )
+    assert statistics.promise({"env steps/s": 0.0}).startswith("so few jobs promise nothing")

@@ -112,11 +112,13 @@ def lines(systems: Sequence[System], samples: Sequence[TakenTurn]) -> list[str]:
             rate = rates[system.name]
             over = f"{ratio(rate, rates['bare']).median:.3g}" if "bare" in rates else "-"
             table.append([system.title, f"{rate.median:,.0f}", f"{rate.low:,.0f} to {rate.high:,.0f}", over])
-    text = [*aligned(table, 1), ""]
+    text, named = [*aligned(table, 1), ""], list[str]()
     for words, kinds in (("fastest", ("step",)), ("fastest of all", ("step", "native"))):
         ranked = [system for system in systems if system.name in rates and system.kind in kinds]
         ranked.sort(key=lambda system: -rates[system.name].median)
         # The highest median comes first, then the systems whose intervals reach its own.
-        if titles := [each.title for each in ranked if rates[each.name].high >= rates[ranked[0].name].low]:
+        titles = [each.title for each in ranked if rates[each.name].high >= rates[ranked[0].name].low]
+        if titles and titles != named:  # Else no native env is faster, or none was measured.
             text.append(f"{words}: {' or '.join(titles)}")
+        named = titles
     return text
