@@ -3,12 +3,11 @@
 import contextlib
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
-from mpi_rollout.text import counted, message_of, printable, words_of
+from mpi_rollout.text import MOST_SAID, counted, cut, message_of, printable, traceback_of, words_of
 
 Error = TypeVar("Error", bound=BaseException)
 Own = TypeVar("Own", bound="RolloutError")
@@ -37,7 +36,7 @@ def as_argument(option: Option) -> str:
 def spelled(parts: Iterable[object], spell: Callable[[Option], str]) -> str:
     """Return the message of some parts, with its options in the words of `as_flag` or `as_argument`."""
     text = "".join(spell(part) if isinstance(part, Option) else str(part) for part in parts)
-    return "\n".join(map(printable, text.split("\n")))
+    return "\n".join(map(printable, cut(text, 2 * MOST_SAID).split("\n")))
 
 
 class RolloutError(Exception):
@@ -187,7 +186,7 @@ def _blank(bases: tuple[type[Exception], ...], body: dict[str, object]) -> Excep
 
 def stack_of(error: BaseException) -> str:
     """Return the traceback of what user code raised, here or on another rank."""
-    return getattr(error, "stack_there", "") or "".join(traceback.format_exception(error))
+    return getattr(error, "stack_there", "") or traceback_of(error)
 
 
 def is_ours(path: str) -> bool:

@@ -3,7 +3,11 @@
 import os
 import re
 import shlex
+import traceback
 from collections.abc import Sequence
+
+MOST_SAID = 10_000  # Characters of what user code says; a launcher takes minutes for megabytes.
+MOST_OF_STACK = 100_000
 
 
 def counted(number: float, noun: str) -> str:
@@ -36,9 +40,21 @@ def message_of(error: BaseException) -> str:
     Its `str()` may itself raise, or give characters that no encoding has.
     """
     try:
-        return str(error).encode(errors="backslashreplace").decode()
+        return cut(str(error).encode(errors="backslashreplace").decode())
     except BaseException as second:
         return f"(its message cannot be read: str() raises {type(second).__name__})"
+
+
+def cut(text: str, most: int = MOST_SAID) -> str:
+    """Return what user code says, without its end where it is far too long."""
+    return text if len(text) <= most else f"{text[:most]} ... ({len(text):,} characters)"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return what Python prints of an exception, as far as anybody reads it."""
+    lines = (cut(line.removesuffix("\n")) for line in traceback.format_exception(error))
+    whole = "".join(f"{line}\n" for line in lines)
+    return whole if len(whole) <= MOST_OF_STACK else f"...\n{whole[-MOST_OF_STACK:]}"
 
 
 def first_line(error: BaseException) -> str:

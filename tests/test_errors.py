@@ -19,6 +19,7 @@ from mpi_rollout.errors import (
     caused_by,
     without_our_frames,
 )
+from mpi_rollout.text import traceback_of
 
 
 class Told(Exception):
@@ -131,3 +132,22 @@ def frames_of(error: BaseException) -> list[str]:
 def test_errors_travel_between_processes_as_their_own_class(kind: type[RolloutError], cause: Exception | None):
     again = pickle.loads(pickle.dumps(caused_by(kind("rank 1: ", "it fell"), cause)))
     assert type(again) is kind and str(again) == "rank 1: it fell"
+
+
+def test_a_text_of_megabytes_is_cut_wherever_it_is_said_or_sent():
+    """Also as a note, as a cause, and in the message of an error of this program."""
+    long = "x" * 3_000_000
+    error = ValueError(long)
+    error.__cause__, error.__notes__ = KeyError(long), [long]
+    fault = Fault.of(raised(error), "rank 1")
+    said = RolloutError("rank 1: ", long)
+    assert sum(map(len, (str(RankError(fault, 1)), fault.stack, fault.raised.message, str(said)))) < 100_000
+    assert str(RankError(fault, 1)).endswith("(3,000,000 characters)")
+
+
+def test_of_a_long_chain_of_errors_the_last_is_shown():
+    error: Exception = ValueError("the first")
+    for number in range(1000):
+        error, error.__cause__ = RuntimeError(f"{number}" + "x" * 1000), error
+    shown = traceback_of(error)
+    assert len(shown) < 101_000 and "RuntimeError: 999xxx" in shown

@@ -1,6 +1,5 @@
 """What the root does in a run, in this order: start or resume, collect, measure the limit in between, end."""
 
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -39,7 +38,7 @@ from mpi_rollout.process.start import shadowing
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.storage.status import NoStatus, Status
-from mpi_rollout.text import words_of
+from mpi_rollout.text import traceback_of, words_of
 
 if TYPE_CHECKING:
     # These import h5py: a worker's imports are the job's start-up time.
@@ -115,7 +114,7 @@ class Root:
             if job_end.is_loss(error):
                 raise
             words = filter(None, (f"{self._state.place}: {words_of(error)}", shadowing(error, is_named=True)))
-            say("".join(traceback.format_exception(error)))
+            say(traceback_of(error))
             return self._end.fail(RolloutError("; ".join(words)))
 
     def _collect(self) -> Collector:

@@ -142,6 +142,7 @@ def _step_along(config: RolloutConfig, ranks: JobRanks) -> tuple[int, Timer]:
     assert ranks.group is not None, "a member is in a group"
     member = ranks.member(lambda: maker_of(config))
     member.note_signals()
+    member.closing = ranks.closing
     seed_global_generators(config.seed, ranks.group.ranks[0], first_env=config.first_env)
     if (error := member.serve()) is not None:
         raise error

@@ -24,6 +24,7 @@ import numpy as np
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.envs.faults import EnvTimeout
 from mpi_rollout.errors import DataError, EnvError, Fault, UsageError
+from mpi_rollout.process.exits import end_if_forked
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
@@ -112,8 +113,10 @@ class EnvGroup:
         self._post(pickled)
         try:
             result = own()
+            end_if_forked()
             answers = self._take_answers()
         except BaseException as error:
+            end_if_forked(error)
             self._take_answers(GRACE_S)
             if self._missing and isinstance(error, EnvTimeout):
                 error.args = (f"{error}; {self._who_is_missing()}",)

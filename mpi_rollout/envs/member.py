@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ class Member:
         self._env_indices: dict[int, int] = {}
         self._num_steps: dict[int, int] = {}  # Of its episode.
         self._longest_s, self._signal, self._is_signal_told = 0.0, 0, False
+        # Around each `close`, given what messages call it: in a run it has a time limit.
+        self.closing: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext()
 
     def note_signals(self) -> None:
         """Let a signal that asks this rank to stop go to the first rank, with the next answer."""
@@ -76,8 +79,11 @@ class Member:
             function(self._group, [self._envs[each] for each in numbers], *rest)
             return None
         self._num_steps[number] = 0 if name == "reset" else self._num_steps.get(number, 0) + (name == "step")
-        env = self._envs.pop(number) if name == "close" else self._envs[number]
-        env.get_wrapper_attr(name)(*args, **kwargs)
+        if name == "close":
+            with self.closing(f"{self._place}, {self._described(number, name)}"):
+                self._envs.pop(number).get_wrapper_attr(name)(*args, **kwargs)
+            return None
+        self._envs[number].get_wrapper_attr(name)(*args, **kwargs)
         return None
 
     def _described(self, number: int, name: str) -> str:

@@ -24,7 +24,7 @@ from mpi_rollout.process.clock import MAX_TIMEOUT_S
 from mpi_rollout.process.console import STDERR, say, settle
 from mpi_rollout.process.launcher import is_guarded, release
 from mpi_rollout.process.rank_variables import variable
-from mpi_rollout.text import first_line
+from mpi_rollout.text import first_line, traceback_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -63,7 +63,7 @@ def all_or_none(comm: "MPI.Comm") -> Iterator[None]:
             what = first_line(error).removesuffix(", error stack:")
             say(f"mpi_rollout: {rank_and_host(comm.rank)}: another rank is gone; MPI says: {what}\n")
         elif not lost_ranks:
-            say(f"mpi_rollout: {rank_and_host(comm.rank)} failed:\n{traceback.format_exc()}")
+            say(f"mpi_rollout: {rank_and_host(comm.rank)} failed:\n{traceback_of(error)}")
         elif comm.rank == min({*range(comm.size)} - {*lost_ranks}):
             say(f"mpi_rollout: lost rank {', '.join(map(str, lost_ranks))}, and the job ends with it\n")
         else:

@@ -13,7 +13,6 @@ import ctypes
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
@@ -21,6 +20,7 @@ from typing import NoReturn
 from mpi_rollout.process.console import say
 from mpi_rollout.process.interrupts import STOP_SIGNALS, is_main_thread
 from mpi_rollout.process.start import end_with
+from mpi_rollout.text import message_of, traceback_of
 
 FORKED_EXIT_CODE = 70
 STOPPING = (
@@ -174,9 +174,9 @@ def end_if_forked(error: BaseException | None = None) -> None:
         )
         code = FORKED_EXIT_CODE
     elif not isinstance(error, SystemExit):
-        say("".join(traceback.format_exception(error)))
+        say(traceback_of(error))
     elif not isinstance(error.code, int | None):
-        say(f"{error.code}\n")
+        say(f"{message_of(error)}\n")
     _leave(code)
 
 

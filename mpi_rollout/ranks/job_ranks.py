@@ -16,7 +16,7 @@ from mpi_rollout.envs.env_group import EnvGroup
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.member import Member
 from mpi_rollout.errors import EnvError, RolloutError, as_flag
-from mpi_rollout.exchange.job_end import abort
+from mpi_rollout.exchange.job_end import abort, end_timeout_s
 from mpi_rollout.exchange.waiting import way_to_wait
 from mpi_rollout.exchange.world import GRACE_S, ROOT, rank_and_host, split
 from mpi_rollout.options import SharedOptions
@@ -24,11 +24,13 @@ from mpi_rollout.process.console import say
 from mpi_rollout.process.notices import NOTICES
 from mpi_rollout.ranks.agreement import agree, as_refusals
 from mpi_rollout.ranks.set_up import Plan
+from mpi_rollout.ranks.watchdog import CLOSE_LIMIT_S, Watchdog, Work
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
+MEMBER_SHARE = 0.9  # Of the time that `close` has on the first rank: that one hears from the member then.
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,16 @@ class JobRanks:
         NOTICES.hold()  # The first rank says the same.
         maker = cache(lambda: replace(make_maker(), group=self.group))  # It may raise.
         return Member(self.group, lambda index: maker().unwrapped(index - maker().first_env), self.job)
+
+    def closing(self, what: str) -> Watchdog:
+        """Interrupt the `close` of an env on a member, or else end the job, a little before the first rank gives up."""
+
+        def give_up(why: str) -> NoReturn:
+            say(f"mpi_rollout: {why}\n")
+            abort(self.job, EnvError.exit_code)
+
+        limit_s = MEMBER_SHARE * end_timeout_s(CLOSE_LIMIT_S)
+        return Watchdog(lambda: Work(what, lambda: what), limit_s, lambda why: say(f"mpi_rollout: {why}\n"), give_up)
 
     def completed(self, plan: Plan) -> Plan:
         """Return the plan with what follows from these ranks."""

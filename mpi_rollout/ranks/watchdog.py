@@ -21,6 +21,7 @@ from mpi_rollout.envs.faults import EnvTimeout, is_ours
 from mpi_rollout.process.console import STDERR
 from mpi_rollout.process.interrupts import Handler
 
+CLOSE_LIMIT_S = 60.0  # The time for `close` in a run: an env may have a video to write.
 GRACE_S = 2.0  # The time that an interrupted env has to come out of its call.
 SLACK_S = 1.0  # More than the thread ever waits for its turn.
 
@@ -65,6 +66,12 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
         if self._can_interrupt:
             signal.signal(signal.SIGALRM, self._handler or signal.SIG_DFL)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _run(self) -> None:
         key, age_s, is_interrupted, seen = None, 0.0, False, monotonic()

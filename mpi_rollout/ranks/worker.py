@@ -34,11 +34,10 @@ from mpi_rollout.process.interrupts import STOP_SIGNALS, Cut
 from mpi_rollout.process.notices import NOTICES
 from mpi_rollout.ranks.rank_policy import RankPolicy
 from mpi_rollout.ranks.slices import Slice
-from mpi_rollout.ranks.watchdog import Watchdog, Work
+from mpi_rollout.ranks.watchdog import CLOSE_LIMIT_S, Watchdog, Work
 from mpi_rollout.text import words_of
 
 GRACE_S = 1.5
-CLOSE_LIMIT_S = 60.0  # An env may have a video to write.
 Method: TypeAlias = Callable[..., object]
 
 

@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import threading
-import traceback
 from contextlib import nullcontext
 from functools import partial
 from math import inf
@@ -31,6 +30,7 @@ from mpi_rollout.ranks.job_ranks import JobRanks, join
 from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_envs, unwatched_by_gc
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.storage.values import check_storable
+from mpi_rollout.text import traceback_of
 from mpi_rollout.train.agents import form_of
 from mpi_rollout.train.closing import OPEN_TURNS, close, hint
 from mpi_rollout.train.ends import RootEnd, Turns, serve
@@ -282,7 +282,7 @@ class Connection:
 
     def _abort(self, error: BaseException | None, code: int) -> None:
         if error is not None:
-            say("".join(traceback.format_exception(error)))
+            say(traceback_of(error))
         say(f"mpi_rollout: the trainer left while ranks were stepping; ended them after {GRACE_S:g} s\n")
         job_end.abort(self._comm, code or RolloutError.exit_code)
 

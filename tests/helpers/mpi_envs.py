@@ -70,6 +70,10 @@ class Cells(gymnasium.Env):
     def total(self) -> int:
         return sum(self.comm.allgather(int(self.cells.sum())))
 
+    def close(self) -> None:
+        if self.is_chosen and self.how == "hang in close":
+            time.sleep(1000)
+
     def render(self) -> np.ndarray:
         return np.full((4, 4, 3), self.total() % 256, np.uint8)
 
@@ -81,6 +85,13 @@ def misbehave(how: str) -> None:
         sys.exit(3)
     if how == "leave":
         os._exit(3)
+    if how == "fork":
+        pid = os.fork()
+        if pid == 0:
+            sys.exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+    if how == "return in a fork" and (pid := os.fork()):
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 70
     if how == "hang":
         time.sleep(1000)
     if how == "stop" and not os.path.exists("stopped"):  # Somebody sends it to this rank alone, once.

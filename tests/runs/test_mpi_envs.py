@@ -115,6 +115,23 @@ def test_a_rank_of_an_env_that_hangs_or_leaves_ends_the_job(job: Job, num_ranks:
     assert any(message.startswith(f"rank {number} (") for message in result.messages), result.err
 
 
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize(("how", "rank"), [("fork", 0), ("return in a fork", 0), ("fork", 1)])
+def test_a_process_that_an_env_forks_on_one_of_its_ranks_ends_alone(job: Job, num_ranks: int, how: str, rank: int):
+    result = job(num_ranks, *misbehaving(how=how, rank=rank, late=True), timeout=100)
+    assert result.code == 0 and result.num_tracebacks == 0, result.err
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("rank", [0, 1], ids=["first", "other"])
+def test_an_env_that_does_not_close_on_one_of_its_ranks_is_interrupted_and_the_run_is_complete(
+    job: Job, num_ranks: int, rank: int
+):
+    result = job(num_ranks, *misbehaving(how="hang in close", rank=rank), MPI_ROLLOUT_END_S="1", timeout=100)
+    assert result.code == 0 and (job.folder / "run.h5").exists(), result.err
+    assert re.search(r"rank 0 \(\S+\): closing its envs: EnvTimeout: .*took longer than", result.err), result.err
+
+
 REFUSED = {
     "no communicator": (4, ("--env-factory", "mpi_envs:make_alone"), "make_alone must take the communicator"),
     "other spaces": (4, ("--env-factory", "mpi_envs:make_other_spaces"), "rank 1 has"),
