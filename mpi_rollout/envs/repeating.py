@@ -26,7 +26,7 @@ from mpi_rollout.process.exits import end_if_forked
 
 LOOK_S = 2.0  # A run looks at its first env where that takes less.
 NUM_MADE, NUM_EPISODES = 2, 3  # The envs that a look makes, and the episodes that it begins.
-NUM_STEPS = 20  # Of each episode, at most.
+NUM_STEPS, STEPS_S = 200, 0.1  # The steps of an episode, and the seconds for them, at most.
 SAME = "same"
 ADVICE = (
     "let reset(seed=...) seed all that it draws from, and give what makes it a seed of its own (--env-kwargs) where it "
@@ -56,7 +56,7 @@ class GlobalGenerators:
 
 
 def take_episode(
-    env: gymnasium.Env, first: Begun, seed: int, again: Sequence[Tree] | None = None, most_s: float = LOOK_S
+    env: gymnasium.Env, first: Begun, seed: int, again: Sequence[Tree] | None = None, most_s: float = STEPS_S
 ) -> Episode:
     """Step an env, whose reset gave `first`: with the actions `again`, or with random ones for at most `most_s`."""
     observation, info = first
@@ -146,7 +146,7 @@ def look_before_run(envs: LoopVectorEnv, seed: int, generators: GlobalGenerators
     if error is not None or left_s < 0:
         envs.begin_ahead(0, seed, outcome, error)
         return ""
-    found, _ = _attempt(lambda: _look_at(envs, begun(outcome), seed, left_s / NUM_EPISODES))
+    found, _ = _attempt(lambda: _look_at(envs, begun(outcome), seed, min(STEPS_S, left_s / NUM_EPISODES)))
     generators.set_back()
     _replace_first(envs)
     after.set_back()

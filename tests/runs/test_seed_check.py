@@ -23,8 +23,8 @@ def seed_check(path) -> str:
 
 def test_a_run_of_an_env_that_ignores_its_seed_says_so_in_one_line_and_in_its_file(job: Job):
     result = job(None, *UNSEEDED, "--out", "run.h5")
-    [line] = [line for line in result.messages if "does not repeat" in line]
-    assert line.startswith("env 0 does not repeat its episodes: reset twice with seed ")
+    [line] = [line for line in result.err.splitlines() if "does not repeat" in line]
+    assert line.startswith("mpi_rollout: env 0 does not repeat its episodes: reset twice with seed ")
     assert "other observations of the reset: at [0] " in line and "let reset(seed=...) seed all" in line
     assert seed_check(job.folder / "run.h5").startswith("reset twice with seed ")
     assert "its seeds     env 0 does not repeat its episodes: reset twice" in job(None, "inspect", "run.h5").out
