@@ -68,6 +68,7 @@ def take_episode(
         action = _some_action(space, info.get(MASK_NAME)) if again is None else again[len(episode.actions)]
         episode.actions.append(deepcopy(action))
         observation, *outcome, info = env.step(action)
+        end_if_forked()  # A child of the env that came back would take all other steps too.
         episode.rows.append(_row(env.observation_space, observation, tuple(outcome)))
         is_over = bool(outcome[1] or outcome[2])
     return episode
@@ -162,7 +163,9 @@ def _look_at(envs: LoopVectorEnv, first: Begun, seed: int, most_s: float) -> str
 def _attempt(call: Callable[[], Result]) -> tuple[Result | None, BaseException | None]:
     """Return what a call returns, or None and what it raises: the run itself is to tell how its envs fail."""
     try:
-        return call(), None
+        result = call()
+        end_if_forked()
+        return result, None
     except SignalInterrupt:
         raise
     except BaseException as error:

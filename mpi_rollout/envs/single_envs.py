@@ -195,6 +195,7 @@ class SingleEnvs(CalledByName):
         except SignalInterrupt:
             raise
         except BaseException as error:
+            end_if_forked(error)
             what = error if isinstance(error, RolloutError) else words_of(error)
             raise EnvError(f"env {single.env_index} could not be restarted: {what}") from error
         single.take(env)
@@ -277,5 +278,6 @@ class SingleEnvs(CalledByName):
         except SignalInterrupt:
             raise
         except BaseException as error:
+            end_if_forked(error)
             return [error]
         return []
