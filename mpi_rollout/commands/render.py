@@ -27,9 +27,9 @@ from mpi_rollout.commands.replay import (
     replay_of,
 )
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, maker_of
-from mpi_rollout.envs.faults import raised_at
+from mpi_rollout.envs.faults import raised_at, said_by
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.errors import DataError, EnvError, Interrupted, RolloutError, StorageError, UsageError
+from mpi_rollout.errors import DataError, EnvError, Interrupted, StorageError, UsageError
 from mpi_rollout.process.paths import located
 from mpi_rollout.storage.ownership import check_place, removed, temporary_path
 from mpi_rollout.storage.stored_run import StoredRun
@@ -131,15 +131,14 @@ def _made(maker: EnvMaker, env_index: int) -> LoopVectorEnv:
     """Make an env that draws frames."""
     try:
         envs = make_slice(_drawing(maker), range(env_index, env_index + 1), seed=0)
-    except RolloutError:
-        raise
-    except (Exception, SystemExit) as error:
-        what = f"{maker.name} cannot be made with render_mode={MODE!r}: {words_of(error)}{raised_at(error)}"
-        raise UsageError(f"render: {what}") from error
+    except EnvError as error:
+        cause = error.__cause__ or error
+        what = f"{maker.name} cannot be made with render_mode={MODE!r}: {said_by(cause)}{raised_at(cause)}"
+        raise UsageError(f"render: {what}") from cause
     assert isinstance(envs, LoopVectorEnv), "others are refused"
     mode = envs.envs[0].render_mode
     if mode != MODE:
-        modes = envs.envs[0].metadata.get("render_modes") or "none"
+        modes = envs.metadata.get("render_modes") or "none"
         way_out = "" if isinstance(maker.env, str) else f"; have the factory take render_mode, or give the env {MODE!r}"
         raise UsageError(f"render: {maker.name} draws no frames: its render_mode is {mode}, of {modes}{way_out}")
     return envs

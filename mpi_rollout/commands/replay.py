@@ -21,7 +21,6 @@ from mpi_rollout.core.spaces import describe as describe_space
 from mpi_rollout.data.columns import columns_of
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, maker_of
-from mpi_rollout.envs.faults import raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.repeating import not_repeated
@@ -30,7 +29,7 @@ from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError
 from mpi_rollout.storage.schema import agents_in
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import parsed
-from mpi_rollout.text import counted, words_of
+from mpi_rollout.text import counted
 
 ROOM_NBYTES, MOST_ROOM = 2**22, 256  # The size and number of the steps of an episode that are compared at a time.
 
@@ -121,10 +120,8 @@ def differences_of(stored: StoredRun, make: EnvMaker, episodes: Sequence[np.void
 def _made(make: EnvMaker, index: int, seed: int) -> VectorEnv:
     try:
         return make_slice(make, range(index, index + 1), seed)
-    except RolloutError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise EnvError(f"--replay: env {index} cannot be made: {words_of(error)}{raised_at(error)}") from error
+    except EnvError as error:
+        raise EnvError("--replay: ", *error.args) from error.__cause__
 
 
 def _failure_or_difference(stored: StoredRun, driver: Driver, envs: VectorEnv, row: np.void) -> str:

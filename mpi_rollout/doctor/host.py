@@ -19,6 +19,7 @@ from mpi_rollout.core.spaces import leaves
 from mpi_rollout.doctor.findings import OK, WARN, Finding, Report, warning_if
 from mpi_rollout.envs.bare import make_bare
 from mpi_rollout.envs.env_maker import maker_of
+from mpi_rollout.envs.faults import making
 from mpi_rollout.envs.repeating import ADVICE, look
 from mpi_rollout.errors import StorageError
 from mpi_rollout.exchange.world import claimed_local_size, claimed_size
@@ -156,7 +157,9 @@ def judge_reading(folder: str) -> Finding:
 def judge_env(config: RolloutConfig) -> Finding:
     """Make one env, reset it a few times, and step it with random actions for a second."""
     make = maker_of(config)
-    with closing(make()) as env:
+    with making(make.name):
+        made = make()
+    with closing(made) as env:
         contents = Contents(env.observation_space, env.action_space)
         reset_us, unseeded_us = _reset_us(env, is_seeded=True), _reset_us(env, is_seeded=False)
     policy = RandomPolicy(contents.action_space, range(1), 0)

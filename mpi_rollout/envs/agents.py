@@ -47,7 +47,8 @@ class AgentsEnv(gymnasium.Env):
 
     def __init__(self, parallel_env: Any, name: str):
         self.parallel_env = parallel_env
-        self.metadata, self.render_mode = parallel_env.metadata, getattr(parallel_env, "render_mode", None)
+        self.metadata = getattr(parallel_env, "metadata", None) or {}
+        self.render_mode = getattr(parallel_env, "render_mode", None)
         self.agent_names = agents = tuple(getattr(parallel_env, "possible_agents", None) or ())
         are_names = all(isinstance(agent, str) and agent != ALL_AGENTS for agent in agents)
         if not agents or not are_names or len({*agents}) < len(agents):

@@ -20,7 +20,7 @@ from mpi_rollout.envs import (
 )
 from mpi_rollout.envs.calls import check_calls
 from mpi_rollout.envs.env_group import EnvGroup
-from mpi_rollout.envs.faults import ABORT, OnFault
+from mpi_rollout.envs.faults import ABORT, OnFault, making
 from mpi_rollout.envs.infos import MasksInInfos
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
@@ -151,7 +151,9 @@ class EnvMaker:
             make = self._registered(kwargs, indices, seed, num_threads)
         with library_threads(num_threads, self.num_threads is not None):
             option = FACTORY if is_of_factory else ENV
-            return checked(_try(self.name, kwargs, make, option), self.name, is_of_factory)
+            with making(f"envs {indices.start} to {indices.stop - 1}"):
+                made = _try(self.name, kwargs, make, option)
+            return checked(made, self.name, is_of_factory)
 
     def _registered(self, kwargs: Kwargs, indices: range, seed: int, num_threads: int) -> Callable[[], NativeVectorEnv]:
         """Return the maker of natively vectorized envs with an id."""
@@ -170,8 +172,8 @@ def _try(name: str, kwargs: Kwargs, make: Callable[[], Made], option: Option = E
     except RolloutError:
         raise
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
-        way_out = of_missing_package(name, str(error))
-        raise UsageError(option, f" {name}: {first_line(error)}; {way_out}") from error
+        way_out = of_missing_package(name, error)
+        raise UsageError(option, f" {name}: {first_line(error)}{way_out}") from error
     except gymnasium.error.Error as error:
         raise UsageError(option, f" {name}: {of_unknown_id(name, error)}") from error
     except AttributeError as error:

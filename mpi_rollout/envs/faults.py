@@ -3,8 +3,8 @@
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -17,6 +17,8 @@ from mpi_rollout.envs.inputs import Info
 from mpi_rollout.errors import DataError, EnvError, RolloutError, is_ours
 from mpi_rollout.exchange.world import claimed_rank, rank_and_host
 from mpi_rollout.options import SharedOptions
+from mpi_rollout.process.exits import end_if_forked
+from mpi_rollout.process.start import shadowing
 from mpi_rollout.text import message_of, words_of
 
 Given = ParamSpec("Given")
@@ -129,15 +131,41 @@ def described(error: BaseException, what: str) -> RolloutError:
         return DataError(f"{what}: {error}")
     if isinstance(error, SystemExit):
         return EnvError(f"{what}: called sys.exit({message_of(error)})")
-    words = str(error) if isinstance(error, EnvTimeout) else words_of(error)
+    words = str(error) if isinstance(error, EnvTimeout) else said_by(error)
     is_old_reset = isinstance(error, TypeError) and "reset() got an unexpected keyword argument" in words
     return EnvError(f"{what}: {words}{OLD_RESET if is_old_reset else ''}")
 
 
 def raised_at(error: BaseException) -> str:
     """Return where an error came from: the last file outside of this program, and the line; or nothing."""
+    frame = _last_frame(error)
+    return "" if frame is None else f" ({os.path.basename(frame.filename)}, line {frame.lineno})"
+
+
+def said_by(error: BaseException) -> str:
+    """Return the words of what user code raised; where there is no message, as after `assert`, the code that did it."""
+    has_code = isinstance(error, Exception) and not message_of(error)
+    frame = _last_frame(error) if has_code else None
+    return words_of(error) if frame is None or not frame.line else f"{words_of(error)} in `{frame.line:.80}`"
+
+
+def _last_frame(error: BaseException) -> traceback.FrameSummary | None:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_ours(frame.filename)]
-    return f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
+    return frames[-1] if frames else None
+
+
+@contextmanager
+def making(envs: str) -> Iterator[None]:
+    """Name the envs in the EnvError of what is raised where they are made."""
+    try:
+        yield
+    except (RolloutError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        end_if_forked(error)
+        failure, shadow = described(error, f"{envs} cannot be made"), shadowing(error, is_named=True)
+        failure.args = (*failure.args, raised_at(error), f"; {shadow}" if shadow else "")
+        raise failure from error
 
 
 def of_old_gym() -> str:

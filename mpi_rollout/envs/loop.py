@@ -69,7 +69,7 @@ class LoopVectorEnv(SingleEnvs):
     ):
         super().__init__(env_fns, seeds, first_env_index, on_fault)
         self.autoreset_mode = AutoresetMode(autoreset_mode)
-        self.metadata = dict(self.envs[0].metadata) | {"autoreset_mode": self.autoreset_mode}
+        self.metadata = dict(self.envs[0].metadata or {}) | {"autoreset_mode": self.autoreset_mode}
         self.infos = InfoGatherer(infos, first_env_index, self._add_info)
         is_same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         self._leaves, self._casting = leaves(self.single_observation_space), Casting(on_fault.strict_dtypes)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from time import perf_counter
 
 import gymnasium
@@ -10,13 +10,25 @@ from gymnasium.error import ResetNeeded
 
 from mpi_rollout.core.spaces import describe, set_spaces
 from mpi_rollout.envs.agents import agents_envs
-from mpi_rollout.envs.faults import Begun, EnvTimeout, Given, OnFault, Outcome, Result, described, named, raised_at
+from mpi_rollout.envs.faults import (
+    Begun,
+    EnvTimeout,
+    Given,
+    OnFault,
+    Outcome,
+    Result,
+    described,
+    making,
+    named,
+    raised_at,
+    said_by,
+)
 from mpi_rollout.envs.inputs import CalledByName, OptionsOfOne, Values, action_splitter, check_spaces, one_for_each
 from mpi_rollout.envs.time_limits import TimeLimits, step_over_wrappers
 from mpi_rollout.errors import EnvError, RolloutError, SignalInterrupt, UsageError
 from mpi_rollout.process.exits import end_if_forked
 from mpi_rollout.process.host import make_with_room
-from mpi_rollout.text import counted, words_of
+from mpi_rollout.text import counted
 
 MAKE_PATIENCE = 10.0  # Simulators may take long to start: so many times the limit of a step.
 # An env's place, a value that is another for each call, and how many times the usual limit the call may take.
@@ -116,7 +128,7 @@ class SingleEnvs(CalledByName):
         self._called: Called | None = None  # The env that is being reset, closed or made.
         self._num_calls = 0
         self._outcomes: list[Outcome] | None = None  # The outcomes of the step under way that have come.
-        envs = self._make(env_fns)
+        envs = self._make_all()
         self._take_spaces(envs)
         self.agents = agents_envs(self.single_observation_space, envs)  # Below all wrappers.
         is_named = on_fault.timeout_s is not None
@@ -129,12 +141,12 @@ class SingleEnvs(CalledByName):
         self._time = TimeLimits([single.limit for single in self._singles])
         self.faults: list[Restart] = []  # Whoever takes them in clears the list.
 
-    def _make(self, env_fns: Sequence[Callable[[], gymnasium.Env]]) -> list[gymnasium.Env]:
+    def _make_all(self) -> list[gymnasium.Env]:
         """Make all envs; note how long the last one took: the first one includes its modules."""
         envs: list[gymnasium.Env] = []
         self.make_s = 0.0
         start = perf_counter()
-        for env in make_with_room(env_fns):
+        for env in make_with_room([partial(self._make, index) for index in range(len(self._env_fns))]):
             envs.append(env)
             self.make_s, start = perf_counter() - start, perf_counter()
         return envs
@@ -147,6 +159,11 @@ class SingleEnvs(CalledByName):
     def envs(self) -> list[gymnasium.Env]:
         """The envs with all of their wrappers."""
         return [single.env for single in self._singles]
+
+    def _make(self, index: int) -> gymnasium.Env:
+        """Make one env; EnvError with its index where that fails."""
+        with making(f"env {self._first_env_index + index}"):
+            return self._env_fns[index]()
 
     def _take_spaces(self, envs: list[gymnasium.Env]) -> None:
         """Take over the first env's spaces, which all must have."""
@@ -196,7 +213,7 @@ class SingleEnvs(CalledByName):
             raise
         except BaseException as error:
             end_if_forked(error)
-            what = error if isinstance(error, RolloutError) else words_of(error)
+            what = error if isinstance(error, RolloutError) else said_by(error)
             raise EnvError(f"env {single.env_index} could not be restarted: {what}") from error
         single.take(env)
         before, self.agents = self.agents, agents_envs(self.single_observation_space, self.envs)

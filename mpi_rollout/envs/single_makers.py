@@ -153,11 +153,21 @@ def of_unknown_id(env_id: str, error: gymnasium.error.Error) -> str:
     return f"{words}; if a package registers it, put its module before a colon, as in ale_py:ALE/Breakout-v5"
 
 
-def of_missing_package(name: str, text: str) -> str:
-    """Say what to do about a missing package; where the name is PACKAGE:ID, the package may be misspelt."""
+def of_missing_package(name: str, error: Exception) -> str:
+    """Say what to do about a package that cannot be imported; "" where its own words say it.
+
+    It is missing, or lacks something; where the name is PACKAGE:ID, it may be misspelt.
+    """
+    text = str(error)
+    if "gymnasium-robotics" in text:  # MuJoCo's envs of old versions.
+        return "; use its latest version"
+    if isinstance(error, ModuleNotFoundError | gymnasium.error.DependencyNotInstalled) or ".so" in text:
+        return f"; {_how_to_install(name, text)}"
+    return "; install a version that has it" if text.startswith("cannot import name") else ""
+
+
+def _how_to_install(name: str, text: str) -> str:
     imported = text.lower().replace("-", "_")  # ale-py is how it is installed, ale_py how it is imported.
-    if "gymnasium_robotics" in imported:  # MuJoCo's envs of old versions.
-        return "use its latest version"
     for package, extra in EXTRAS.items():
         if package in imported:
             return pip_install(f"[{extra}]")

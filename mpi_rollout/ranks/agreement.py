@@ -210,7 +210,7 @@ def _failed(preparations: Sequence[Preparation]) -> Preparation | None:
         # Output and policy concern no rank in particular.
         is_of_the_run = isinstance(problem, UsageError | StorageError | AlreadyComplete)
         is_of_the_run = is_of_the_run and len(problems) == 1 and first.rank == ROOT
-        is_of_all = is_of_the_run or len(problems) == len(preparations)
+        is_of_all = is_of_the_run or (len(problems) == len(preparations) and not isinstance(problem, EnvError))
         place = "" if is_of_all else f"rank {first.rank} ({first.host}): "
         return replace(first, problem=type(problem)(place, *problem.args))
     expected: dict[str, tuple[str, int]] = {}

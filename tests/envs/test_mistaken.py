@@ -1,12 +1,15 @@
 """What is no env, and what no file can hold, is refused in one line with the way out, by runs and trainers."""
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
 import refused_envs
+from gymnasium.error import DependencyNotInstalled
+from gymnasium.vector import AutoresetMode
 from jobs import Job, Result, Start
 from refusals import refusal
 
@@ -160,4 +163,37 @@ def test_of_what_a_factory_raises_the_message_comes_last_and_our_frames_are_left
     [result] = job.series([start("dividing")])
     first, *_, last = result.err.splitlines()
     assert (result.code, first) == (70, "Traceback (most recent call last):")
-    assert last == "mpi_rollout: ZeroDivisionError: division by zero" and "agreement.py" not in result.err
+    told = (
+        f"rank 0 ({os.uname().nodename}): env 0 cannot be made: ZeroDivisionError: division by zero (refused_envs.py, "
+    )
+    assert last.startswith(f"mpi_rollout: {told}") and "agreement.py" not in result.err
+
+
+def test_an_error_without_a_message_is_told_with_its_code():
+    for kwargs in ({}, {"vectorization_mode": "native"}):
+        told = r"^envs? 4( to 5)? cannot be made: AssertionError in `assert is_licensed` \(refused_envs.py, line \d+\)$"
+        with pytest.raises(EnvError, match=told):
+            make_slice(EnvMaker(refused_envs.asserting, first_env=4, **kwargs), range(2))
+
+
+def test_metadata_may_be_none():
+    envs = make_slice(EnvMaker(refused_envs.bare_of_metadata), range(2))
+    assert envs.metadata == {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ImportError("pursuit_v4 is now deprecated, use pursuit_v5 instead"), "use pursuit_v5 instead"),
+        (ImportError("cannot import name 'Env' from 'sim'"), "from 'sim'; install a version that has it"),
+        (ImportError("libsim.so.1: cannot open shared object file"), "file; install it"),
+        (ModuleNotFoundError("No module named 'sim'"), "No module named 'sim'; install it"),
+        (DependencyNotInstalled("sim is not installed"), "sim is not installed; install it"),
+    ],
+)
+def test_what_is_missing_is_to_be_installed_and_nothing_else(error: Exception, told: str):
+    def raising() -> None:
+        raise error
+
+    with pytest.raises(UsageError, match=f"{re.escape(told)}$"):
+        EnvMaker(raising)()

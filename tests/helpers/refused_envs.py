@@ -51,6 +51,16 @@ def dividing():
     return 1 / 0
 
 
+def asserting(*_, is_licensed=False):
+    assert is_licensed
+
+
+def bare_of_metadata():
+    env = Env()
+    env.metadata = None
+    return env
+
+
 def spaceless(name: str) -> Env:
     env = Env()
     delattr(env, name)

@@ -106,7 +106,8 @@ def test_a_reset_that_fails_is_told_like_a_step(job, whole, num_ranks, episode):
 def test_an_env_that_cannot_be_made_ends_the_job_with_its_rank_and_cause(job, num_ranks, rank):
     result = job(num_ranks, "--env-factory", "failing_envs:unlicensed", *kwargs(rank=rank), *ENVS, *OUT)
     assert result.code == 70 and result.seconds < LAUNCHED_S
-    assert result.messages == [f"rank {rank} ({HOST}): PermissionError: no licence"]
+    told = f"rank {rank} ({HOST}): env {3 * rank} cannot be made: PermissionError: no licence (failing_envs.py, line "
+    assert len(result.messages) == 1 and result.messages[0].startswith(told)
     assert result.num_tracebacks == 1
     assert outputs(job.folder) == []
 

@@ -66,7 +66,7 @@ def attempt(kind, make):
 @pytest.mark.parametrize(
     ("kind", "make", "told"),
     [
-        ("Mine", "licence", "mpi_rollout.errors.EnvError: {}Mine: no licence"),
+        ("Mine", "licence", "mpi_rollout.errors.EnvError: {}env {} cannot be made: Mine: no licence"),
         ("gymnasium.error.DeprecatedEnv", "old", "mpi_rollout.errors.UsageError: {}env __main__:old: Environment"),
     ],
 )
@@ -74,8 +74,9 @@ def test_what_a_factory_raises_keeps_its_class(job: Job, num_ranks: int, kind: s
     result = job.script(num_ranks, f"{CODE}attempt({kind}, {make})\n")
     assert result.code == 0, result.err
     first, second = result.out.splitlines()
-    place = f"rank 2 ({HOST}): " if num_ranks > 1 else ""
-    assert first.startswith(f"1 {told.format(place)}") and second == "1"
+    last = num_ranks - 1
+    place = f"rank {last} ({HOST}): " if num_ranks > 1 or kind == "Mine" else ""
+    assert first.startswith(f"1 {told.format(place, last)}") and second == "1"
 
 
 @pytest.mark.mpi(1, 3)
