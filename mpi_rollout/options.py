@@ -188,7 +188,7 @@ class RunOptions(SharedOptions):
     store_infos: dict[str, object] | str = to_store(dict, metavar="TYPES|all")(
         "store these infos of the envs in infos/NAME, with masks of the envs that have them: names, dtypes and sizes "
         'such as \'{"lives": int, "position": [float, 3]}\', with / between the keys of nested dicts; all is what is '
-        "numeric in the infos of env 0's first reset and step; an action mask is the info action_mask"
+        "numeric in the infos of env 0's first episode, of 300 steps at most; an action mask is the info action_mask"
     )
     actions: str = to_run("check", choices=ACTION_MODES)(
         "what to do with actions outside of the action space: check refuses them, but corrects rounding "

@@ -32,12 +32,13 @@ from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import STDOUT, fitted, say
 from mpi_rollout.process.notices import NOTICES
 from mpi_rollout.storage.status import Status, is_batch_job
-from mpi_rollout.text import counted, system_words
+from mpi_rollout.text import counted, printable, shortened, system_words
 
 if TYPE_CHECKING:
     from mpi_rollout.storage.shard_set import ClaimedSet
 
 LOOK_EVERY_S = 0.1
+MOST_NAMES = 20  # Of infos in a message.
 
 
 @dataclass
@@ -212,6 +213,9 @@ class RunEnd:
             self._await_check()
         state, tally, ranks = self.state, collector.tally, self.lost_ranks.reports()
         NOTICES.hear([rank.pop("notices", {}) for rank in ranks], as_flag)
+        if self.config.store_infos == "all" and (names := self._other_infos()):
+            what = "mpi_rollout: --store-infos all stores the infos of one episode; not stored are others that came: "
+            say(f"{what}{names}; give the names and types of those that are wanted\n")
         figures = self._figures(collector, ranks, complete)
         totals = tally.env_steps, state.seconds, ranks, state.limit
         file = state.file.finish(Ending(utc_now(), *totals, complete, figures.advice))
@@ -219,6 +223,12 @@ class RunEnd:
         self.monitor.end_scalars(collector)
         self.trace.write(self.driver)
         return replace(figures, file=file, wrong_values=state.file.values.wrong)
+
+    def _other_infos(self) -> str:
+        """Return the names of infos that came and are not stored."""
+        names = sorted({printable(name) for own in self.driver.call_ranks("other_infos") for name in own})
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        return shortened(", ".join(names[:MOST_NAMES])) + more
 
     def _figures(self, collector: Collector, ranks: list[RankReport], complete: bool) -> RunFigures:
         config, state, tally, exchange = self.config, self.state, collector.tally, self.driver.lanes[0].exchange

@@ -3,7 +3,7 @@
 Action masks stay on the rank, which draws random actions by them.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -20,6 +20,25 @@ from mpi_rollout.errors import DataError, EnvError, RolloutError, SignalInterrup
 from mpi_rollout.process.console import say
 from mpi_rollout.text import words_of
 
+LOOK_STEPS = 300  # As long as `--store-infos all` looks for infos before a run.
+MOST_OTHERS = 100  # As many names that a run does not store are kept for its last message.
+
+
+class OtherInfos:
+    """Collects the names of infos that come during a run, but for those that are `known` when it begins."""
+
+    def __init__(self, known: Iterable[str]):
+        self._known, self._names = frozenset(known), set[str]()
+
+    def note(self, info: Iterable[str]) -> None:
+        if not self._known.issuperset(info) and len(self._names) < MOST_OTHERS:
+            self._names.update(map(str, info))
+
+    def names(self) -> list[str]:
+        """Return the names; of natively vectorized envs without those of masks."""
+        masks = {f"_{name}" for name in self._known | self._names}
+        return sorted(self._names - self._known - masks)
+
 
 class InfoGatherer:
     """Makes one dict of the infos of a loop's envs: of all (True), of none (False), or those of some names.
@@ -32,11 +51,15 @@ class InfoGatherer:
         self, names: bool | tuple[str, ...], first_env_index: int, add_one: Callable[[Info, Info, int], object]
     ):
         self.names, self._first_env_index, self.add_one = names, first_env_index, add_one
+        self.others: OtherInfos | None = None  # Where a run wants to know of infos of other names.
 
     def wanted(self, infos: Sequence[Info]) -> Sequence[Info]:
         """Select the wanted infos of each env; nothing where nobody wants infos."""
         if isinstance(self.names, bool):
             return infos if self.names else ()
+        if self.others is not None:
+            for info in filter(None, infos):
+                self.others.note(info)
         return [{name: info[name] for name in self.names if name in info} if info else {} for info in infos]
 
     def add(self, gathered: Info, infos: Sequence[Info], start: int = 0) -> Info:
@@ -193,33 +216,41 @@ class MasksInInfos(gymnasium.Wrapper):
 def first_types(envs: gymnasium.Env | VectorEnv, seed: int, env_index: int) -> tuple[Types, dict[str, str]]:
     """Return the types of the infos that `--store-infos all` stores, and what is no number; EnvError if the env fails.
 
-    They follow from the first reset and the first step of a rank's first env, or of its natively vectorized envs, which
-    are reset again when the run begins.
+    They follow from the first episode of a rank's first env, or the first that ends of its natively vectorized envs; of
+    a longer one from its first `LOOK_STEPS` steps, so that they are the same in each start.  The envs are reset again
+    when the run begins.
     """
     try:
         if isinstance(envs, gymnasium.Env):
-            _, first = envs.reset(seed=next(episode_seeds(seed, env_index)))
-            *_, second = envs.step(_some_action(envs.action_space, seed, first.get(MASK_NAME)))
-            return types_in([first, second])
-        _, first = envs.reset(seed=seed)
-        *_, second = envs.step(_some_action(envs.action_space, seed))
-        return types_in([_of_first(infos, envs.num_envs) for infos in (first, second)])
+            return types_in([*_episode(envs, next(episode_seeds(seed, env_index)), seed)])
+        return types_in([_of_first(infos, envs.num_envs) for infos in _episode(envs, seed, seed)])
     except (RolloutError, SignalInterrupt):
         raise
     except Exception as error:
         raise EnvError(
-            f"env {env_index}: --store-infos all looks at its first infos, and it fails: {words_of(error)}; "
+            f"env {env_index}: --store-infos all looks at the infos of an episode, and it fails: {words_of(error)}; "
             "name the infos that are wanted"
         ) from error
 
 
-def _some_action(space: spaces.Space, seed: int, mask: Any = None) -> Tree:
-    own = deepcopy(space)  # The env may draw from its own one.
-    own.seed(seed)
+def _episode(envs: gymnasium.Env | VectorEnv, seed: int, seed_of_actions: int) -> Iterator[Info]:
+    """Take random steps until an episode ends; yield the infos."""
+    space = deepcopy(envs.action_space)  # The env may draw from its own one.
+    space.seed(seed_of_actions)
+    _, info = envs.reset(seed=seed)
+    yield info
+    for _ in range(LOOK_STEPS):
+        *_, terminated, truncated, info = envs.step(_some_action(space, info.get(MASK_NAME)))
+        yield info
+        if np.any(terminated) or np.any(truncated):
+            break
+
+
+def _some_action(space: spaces.Space, mask: Any = None) -> Tree:
     try:
-        return own.sample(mask)
+        return space.sample(mask)
     except Exception:  # What is no mask of this space is told elsewhere.
-        return own.sample()
+        return space.sample()
 
 
 def _of_first(infos: Mapping[str, Any], num_envs: int) -> Info:

@@ -13,6 +13,7 @@ from mpi_rollout.core.columns import RESULTS, noun
 from mpi_rollout.core.layout import Columns, Contents, SlotLayout
 from mpi_rollout.core.spaces import Leaf, Tree, agents_of, leaves, tree_of
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
+from mpi_rollout.envs.infos import OtherInfos
 from mpi_rollout.envs.inputs import Reset, Step, Values
 from mpi_rollout.envs.native import STEP_SINGLE_ENVS
 from mpi_rollout.envs.outputs import Casting, misfit, one_number
@@ -36,11 +37,13 @@ class NativeSlice(Slice):
         random: RandomPolicy | None = None,
         first_env: int = 0,
         on_fault: OnFault = ABORT,
+        others: OtherInfos | None = None,
     ):
         super().__init__(exchange, envs, random, first_env)
         self.step = self._step
         self._checks = OutputChecks(envs.single_observation_space, on_fault)
         self._casting, self._leaves = Casting(on_fault.strict_dtypes), leaves(envs.single_observation_space)
+        self._others = others
         self._has_agents = bool(agents_of(envs.single_observation_space))
         # The envs, if they can take all steps of a fragment in one call, and nobody looks at each step.
         has_infos = exchange.contents.infos or exchange.contents.pickles_infos
@@ -167,6 +170,8 @@ class NativeSlice(Slice):
         has_ends = bool(results) and self.has_reset_rows
         ends = np.logical_or(*results[1:]) if has_ends else np.zeros(len(self.env_indices), np.bool_)
         self.exchange.own_num_ended[row] = np.count_nonzero(ends)
+        if self._others is not None:
+            self._others.note(infos)
         if self.masks is not None:
             self.masks.write_batch(infos, ends)
 

@@ -19,7 +19,7 @@ from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import Leaf, describe, describe_leaves
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
 from mpi_rollout.envs.faults import ABORT, OnFault
-from mpi_rollout.envs.infos import first_types
+from mpi_rollout.envs.infos import OtherInfos, first_types
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.repeating import GlobalGenerators, look_before_run
@@ -84,10 +84,13 @@ class EnvFacts:
     has_episode_seeds: bool  # Each episode has a seed of `core.seeding`, as in a loop.
     described_spec: str  # See `describe_spec`.
     infos: Infos = "none"  # Those that are stored.
+    left_out: tuple[str, ...] = ()  # Infos that were seen before the run and are not stored.
     seed_check: str = ""  # What `repeating.look_before_run` has found.
 
     @classmethod
-    def of(cls, envs: VectorEnv, infos: Infos = "none", seed_check: str = "") -> "EnvFacts":
+    def of(
+        cls, envs: VectorEnv, infos: Infos = "none", left_out: Iterable[str] = (), seed_check: str = ""
+    ) -> "EnvFacts":
         return cls(
             envs.single_observation_space,
             envs.single_action_space,
@@ -99,6 +102,7 @@ class EnvFacts:
             has_episode_seeds=bool(getattr(envs, "has_episode_seeds", False)),
             described_spec=describe_spec(envs.spec),
             infos=infos,
+            left_out=tuple(left_out),
             seed_check=seed_check,
         )
 
@@ -212,10 +216,10 @@ def make_rank_envs(plan: Plan, rank: int) -> RankEnvs:
     model = plan.make_model() if plan.make_model is not None else None
     if not envs:
         return RankEnvs(plan, envs, None, model)
-    infos, seed_check = _kept_infos(plan, rank, envs[0]), ""
+    (infos, left_out), seed_check = _kept_infos(plan, rank, envs[0]), ""
     if plan.looks_at_first and rank == plan.division.stepping_ranks[0] and isinstance(envs[0], LoopVectorEnv):
         seed_check = look_before_run(envs[0], next(plan.make.seeds(plan.seed or 0, 0)) or 0, generators)
-    facts = EnvFacts.of(envs[0], infos, seed_check)
+    facts = EnvFacts.of(envs[0], infos, left_out, seed_check)
     return RankEnvs(plan, envs, facts.portable() if plan.division.num_ranks > 1 else facts, model)
 
 
@@ -230,18 +234,18 @@ def check_instances(slices: Iterable[tuple[range, VectorEnv]]) -> None:
                 raise SameEnvError(f"env {first} and env {index} {what}")
 
 
-def _kept_infos(plan: Plan, rank: int, envs: VectorEnv) -> Infos:
-    """Return the infos that a run stores; only the first rank with envs may have to look at theirs."""
+def _kept_infos(plan: Plan, rank: int, envs: VectorEnv) -> tuple[Infos, Iterable[str]]:
+    """Return the infos that a run stores, and those left out; the first rank with envs may have to look at theirs."""
     if not plan.keeps_infos or plan.infos != "all":
-        return plan.infos if plan.keeps_infos else "none"
+        return plan.infos if plan.keeps_infos else "none", ()
     if rank != plan.division.stepping_ranks[0]:
-        return "none"
+        return "none", ()
     types, left_out = first_types(envs.envs[0] if isinstance(envs, LoopVectorEnv) else envs, plan.seed or 0, 0)
     if isinstance(envs, LoopVectorEnv) and not envs.has_episode_seeds:
         envs.replace(0)  # It may remember this episode, which nobody takes again.
     others = f"; not stored: {', '.join(f'{name} ({why})' for name, why in left_out.items())}" if left_out else ""
     say(f"mpi_rollout: --store-infos all stores {', '.join(types) or 'none'}{others}\n")
-    return types or "none"
+    return types or "none", left_out
 
 
 def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFacts]:
@@ -265,19 +269,30 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
     way = "spin" if plan.is_surviving else way_to_wait(comm) if plan.wait == "auto" else plan.wait
     exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, way)
 
+    others = _other_infos(facts) if plan.keeps_infos and plan.infos == "all" else None
+
     def slice_of(exchange: Exchange, envs: VectorEnv) -> Slice:
         by_env = exchange.envs, plan.seed or 0, plan.make.first_env
         random = RandomPolicy(facts.action_space, *by_env) if plan.is_random else None
         if isinstance(envs, LoopVectorEnv):
+            if others is not None:
+                envs.infos.others, envs.infos.names = others, envs.infos.names or ()
             return LoopSlice(exchange, envs, random, plan.make.first_env)
-        return NativeSlice(exchange, envs, random, plan.make.first_env, plan.on_fault)
+        return NativeSlice(exchange, envs, random, plan.make.first_env, plan.on_fault, others)
 
     own = (exchange for exchange in exchanges.all if exchange.envs)
     slices, rank = list(map(slice_of, own, rank_envs.envs)), (plan.ranks or range(comm.size))[comm.rank]
     worker = Worker(exchanges, slices, rank_envs.model, rank)
+    worker.methods["other_infos"] = others.names if others is not None else list
     worker.env_group = plan.make.group
     worker.watch(plan.on_fault.timeout_s)
     return worker, facts
+
+
+def _other_infos(facts: EnvFacts) -> OtherInfos:
+    """Return what collects the infos that the user has not been told of."""
+    stored = () if isinstance(facts.infos, str) else facts.infos
+    return OtherInfos(name.split("/")[0] for name in (*stored, *facts.left_out))
 
 
 def _shared_facts(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> EnvFacts:
@@ -288,7 +303,7 @@ def _shared_facts(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> EnvFacts:
         facts = comm.bcast(facts if comm.rank == first else None, first)
     assert facts is not None, "some rank steps envs"
     if rank_envs.envs:  # They know what could not be sent.
-        facts = EnvFacts.of(rank_envs.envs[0], facts.infos, facts.seed_check)
+        facts = EnvFacts.of(rank_envs.envs[0], facts.infos, facts.left_out, facts.seed_check)
     for envs in rank_envs.envs:
         if rank_envs.plan.keeps_infos and isinstance(envs, LoopVectorEnv):
             envs.infos.names = names_of(facts.infos)

@@ -71,6 +71,13 @@ class Odd(Telling):
         return info
 
 
+class Late(Telling):
+    """Says nothing in its first episode, and then two things."""
+
+    def tell(self, is_over):
+        return {} if self.num_resets <= 2 else {"late": 1, "text": "a word"}
+
+
 class Restarting(Telling):
     """Fails in the second step of some episodes."""
 

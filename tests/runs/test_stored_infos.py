@@ -79,9 +79,14 @@ def test_an_info_stands_beside_the_observation_that_it_came_with(collected: Coll
     assert not infos["_never"].any() and not infos["never"].any()
 
 
-def test_all_are_the_numbers_of_the_first_infos(collected: Collected):
+def test_all_are_the_numbers_of_the_first_episode(collected: Collected):
     _, infos = infos_of(collected(None)["all"][0])
-    assert sorted(infos) == ["_lives", "_place", "lives", "place"]
+    names = ["lives", "place"], ["l", "r"]
+    assert sorted(infos) == [
+        *(f"_{name}" for name in names[0]),
+        *(f"episode/{mask}{name}" for mask in ("_", "") for name in names[1]),
+        *names[0],
+    ]
     assert infos["place"].dtype == np.int32 and infos["lives"].dtype == np.int64
 
 
@@ -190,6 +195,20 @@ REFUSED = [
     (('{"x": int, "x/y": int}',), "'x' cannot hold 'x/y' and be a column itself"),
     (("all", "--no-trajectories"), "--store-infos stores them with the trajectories"),
 ]
+
+
+def test_names_that_come_later_than_all_looks_are_told_at_the_end(job: Job):
+    steps = ("--num-envs", "4", "--num-steps", "60", "--progress", "none", "--store-infos", "all")
+    names = "Late", "Telling"
+    results = [job(2, "--env-factory", f"telling_envs:{name}", *steps, "--out", f"{name}.h5") for name in names]
+    assert [result.messages for result in results] == [
+        [
+            "--store-infos all stores none",
+            "--store-infos all stores the infos of one episode; not stored are others that came: late, text; give the "
+            "names and types of those that are wanted",
+        ],
+        ["--store-infos all stores episode/l, episode/r, lives, place; not stored: text (str)"],
+    ]
 
 
 def test_what_names_no_types_or_cannot_be_stored_is_refused(job: Job):
