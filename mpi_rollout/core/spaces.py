@@ -93,10 +93,19 @@ def _leaf(keys: Keys, space: Space) -> Leaf:
     if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         return Leaf(keys, np.dtype(space.dtype), tuple(space.shape or ()))
     place = f" at {'/'.join(map(str, keys))!r}" if keys else ""
-    raise UsageError(
-        f"{type(space).__name__} spaces have no fixed shape and cannot be gathered, got {space}{place}; "
-        "make it a Box, Discrete, MultiDiscrete or MultiBinary with a gymnasium wrapper around the env"
-    )
+    problem = f"{type(space).__name__} spaces have no fixed shape and cannot be gathered, got {space}{place}"
+    raise UsageError(f"{problem}; {_way_out(space)}")
+
+
+def _way_out(space: Space) -> str:
+    """Name a wrapper that makes something else of a part, or leaves it out."""
+    if type(space).__module__.startswith("minigrid."):
+        return "--wrappers minigrid.wrappers:ImgObsWrapper leaves all out but the image"
+    numbers = "make it a Box, Discrete, MultiDiscrete or MultiBinary with a gymnasium wrapper around the env"
+    if not space.is_np_flattenable:
+        return f"leave it out, or {numbers}"
+    flatten = "--wrappers gymnasium.wrappers:FlattenObservation"
+    return f"{flatten} makes one Box of all observations; or {numbers}"
 
 
 def tree_of(space: Space, arrays: Iterable[T]) -> Tree:

@@ -1,7 +1,9 @@
 """The metadata of a Minari data set, and what its users should be told."""
 
 import json
+import sysconfig
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
@@ -44,7 +46,7 @@ def metadata_of(data: SeveralRuns, options: Options) -> tuple[dict[str, object],
         notes.append(f"recover_environment() will not work: {why}; the spaces are there")
     else:
         metadata["env_spec"] = spec
-        notes += _notes_of_spec(first)
+        notes += _notes_of_spec(first, EnvSpec.from_json(spec))
     if not all(file.knows_final for file in data.files):
         notes.append("the last observations of episodes are not in the file: they repeat those before")
     return metadata, notes
@@ -113,7 +115,22 @@ def why_not_recovered(env_spec: str) -> str:
     for wrapper in spec.additional_wrappers:
         if wrapper.kwargs is None or any(map(_was_object, wrapper.kwargs.values())):
             return f"the arguments of its wrapper {wrapper.name} are not known"
+    for module in modules_of(spec):
+        if find_spec(module) is None:
+            return f"its module {module} is not found here"
     return ""
+
+
+def modules_of(spec: EnvSpec) -> list[str]:
+    """Return the modules, or packages of these, that making the env imports."""
+    places = [str(spec.entry_point), *(wrapper.entry_point for wrapper in spec.additional_wrappers)]
+    return [*dict.fromkeys(place.partition(":")[0].partition(".")[0] for place in places)]
+
+
+def is_installed(module: str) -> bool:
+    """Tell whether a module is where Python finds it from any folder, or nowhere."""
+    found = find_spec(module)
+    return found is None or found.origin is None or found.origin.startswith(tuple(sysconfig.get_paths().values()))
 
 
 def _was_object(value: object) -> bool:
@@ -121,7 +138,13 @@ def _was_object(value: object) -> bool:
     return isinstance(value, str) and "<" in value
 
 
-def _notes_of_spec(file: RunData) -> list[str]:
+def _notes_of_spec(file: RunData, spec: EnvSpec) -> list[str]:
+    own = [module for module in modules_of(spec) if not is_installed(module)]
+    where = f"recover_environment() works where Python finds {', '.join(own)}, as in this folder"
+    return [*_notes_of_config(file), *[where] * bool(own)]
+
+
+def _notes_of_config(file: RunData) -> list[str]:
     if file.config.env is None:
         return ["the env comes from a factory: recover_environment() makes what its spec says, which may be less"]
     if isinstance(file.config.env_kwargs, list):
