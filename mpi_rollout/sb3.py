@@ -9,14 +9,13 @@ Import it on the root only, as above: Stable-Baselines3 brings PyTorch, which ra
 
 In one process it can be made as DummyVecEnv is: `MPIVecEnv(env_fns)`, `make_vec_env(..., vec_env_cls=MPIVecEnv)`.
 
-Where it differs from DummyVecEnv: integer actions outside of their space are refused; numbers in infos have the dtype
-that Gymnasium's vector infos give all envs alike; `set_attr` sets an attribute where it is among the wrappers, not on
-the outermost one.
+Infos are each env's own dict, with the values that the env gave.  Where it differs from DummyVecEnv: integer actions
+outside of their space are refused; `set_attr` sets an attribute where it is among the wrappers, not on the outermost
+one.
 """
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,10 @@ from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.env_maker import EnvFunction
-from mpi_rollout.envs.inputs import Info
+from mpi_rollout.envs.inputs import Info, Step
+from mpi_rollout.exchange.infos import FINAL_INFO, FINAL_OBS
 from mpi_rollout.text import pip_install
-from mpi_rollout.train.agents import AgentRows, StepOfRows
+from mpi_rollout.train.agents import AgentRows
 from mpi_rollout.train.connect import connect
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
@@ -38,8 +38,6 @@ except ImportError as error:
 
 Infos = list[Info]
 Indices = None | int | Iterable[int]
-FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")  # Infos of the episode that ended.
-PYTHON_NUMBERS = (np.dtype(np.bool_), np.dtype(np.int64), np.dtype(np.float64))  # What bool, int and float become.
 
 
 class MPIVecEnv(VecEnv):
@@ -93,17 +91,18 @@ class MPIVecEnv(VecEnv):
         """Start a new episode in every env, with the seeds and options set since the last time."""
         options = [own or None for own in self._options[:: self._per_env]] if any(self._options) else None
         seeds = None if self._seeds == [None] * self.num_envs else list(self._seeds[:: self._per_env])
-        observations, infos = self._envs.reset(seed=seeds, options=options)
-        self.reset_infos: list[Info] = [{} for _ in range(self.num_envs)]
-        for place, own in enumerate(self._infos_by_agent(infos)):
-            give(self.reset_infos[place :: self._per_env], own)
+        reset: Any = self._envs.reset(seed=seeds, options=options, infos_of_each=True)
+        observations, infos = reset
+        self.reset_infos: Infos = self._by_row(infos or [{} for _ in range(self._envs.num_envs)])
         self._reset_seeds()
         self._reset_options()
         return observations if self._rows is None else self._rows.observations(observations)
 
-    def _infos_by_agent(self, infos: Info) -> list[Info]:
-        """Return the infos of all envs: those of each agent, or of the envs themselves."""
-        return [infos] if self._rows is None else [infos.get(agent, {}) for agent in self._envs.agents]
+    def _by_row(self, infos: Infos) -> Infos:
+        """Return the info of each row: those of each agent, or of the envs themselves."""
+        if self._rows is None:
+            return infos
+        return [dict(info.get(agent, ())) for info in infos for agent in self._envs.agents]
 
     def step_async(self, actions: Tree) -> None:
         """Send actions of shape (num_envs, ...), or a tree of such arrays, to the ranks."""
@@ -111,38 +110,39 @@ class MPIVecEnv(VecEnv):
 
     def step_wait(self) -> tuple[Tree, np.ndarray, np.ndarray, Infos]:
         """Wait until all envs have stepped."""
-        outcome = self._envs.recv_all()
-        if self._rows is not None:
-            return self._step_of_rows(self._rows.step(outcome), outcome[-1])
+        outcome: Any = self._envs.recv_all(infos_of_each=True)
         observations, rewards, terminations, truncations, infos = outcome
+        infos = infos or [{} for _ in range(self._envs.num_envs)]
+        if self._rows is not None:
+            return self._step_of_rows(outcome, infos)
         dones, is_cut = terminations | truncations, truncations & ~terminations
-        info_of_env: Infos = [{"TimeLimit.truncated": value} for value in is_cut.tolist()]
-        if infos:
-            self._take_infos(infos, info_of_env, np.flatnonzero(dones).tolist())
-        return observations, rewards.astype(np.float32), dones, info_of_env
+        ended = np.flatnonzero(dones).tolist()
+        finals = self._take_finals(infos, ended)
+        for info, value in zip(infos, is_cut.tolist(), strict=True):
+            info["TimeLimit.truncated"] = value
+        for env, observation in finals.items():
+            infos[env]["terminal_observation"] = observation
+        return observations, rewards.astype(np.float32), dones, infos
 
-    def _take_infos(self, infos: Info, info_of_env: Infos, ended: Sequence[int]) -> None:
-        """Give each env the infos of its step; where it ended, give those of its reset to `reset_infos`."""
-        last_infos = info_of_env.copy()
+    def _take_finals(self, infos: Infos, ended: Sequence[int]) -> dict[int, Tree]:
+        """Leave the last infos of episodes that ended, and keep those of resets; return last observations by env."""
+        finals, per_env = {}, self._per_env
         for env in ended:
-            self.reset_infos[env] = last_infos[env] = {}
-            info_of_env[env]["terminal_observation"] = infos["final_obs"][env]
-        give(last_infos, {name: value for name, value in infos.items() if name not in FINAL})
-        give(info_of_env, infos.get("final_info", {}))
+            of_reset = infos[env]
+            finals[env], infos[env] = of_reset.pop(FINAL_OBS), of_reset.pop(FINAL_INFO, {})
+            self.reset_infos[env * per_env : (env + 1) * per_env] = self._by_row([of_reset])
+        return finals
 
-    def _step_of_rows(self, step: StepOfRows, infos: Info) -> tuple[Tree, np.ndarray, np.ndarray, Infos]:
-        info_of_row: Infos = [{"TimeLimit.truncated": value} for value in step.is_cut.tolist()]
+    def _step_of_rows(self, outcome: Step, infos: Infos) -> tuple[Tree, np.ndarray, np.ndarray, Infos]:
+        assert self._rows is not None
+        ended = [env for env, info in enumerate(infos) if FINAL_OBS in info]
+        step = self._rows.step(outcome, self._take_finals(infos, ended))
+        of_rows = self._by_row(infos)
+        for info, value in zip(of_rows, step.is_cut.tolist(), strict=True):
+            info["TimeLimit.truncated"] = value
         for row, observation in step.final_observations.items():
-            info_of_row[row]["terminal_observation"] = observation
-        last_infos = info_of_row.copy()
-        for row in (np.flatnonzero(infos["ended"]) * self._per_env).tolist():
-            for place in range(row, row + self._per_env):
-                self.reset_infos[place] = last_infos[place] = {}
-        pairs = zip(self._infos_by_agent(infos), self._infos_by_agent(infos.get("final_info", {})), strict=True)
-        for place, (own, final) in enumerate(pairs):
-            give(last_infos[place :: self._per_env], own)
-            give(info_of_row[place :: self._per_env], final)
-        return step.observations, step.rewards.astype(np.float32), step.dones, info_of_row
+            of_rows[row]["terminal_observation"] = observation
+        return step.observations, step.rewards.astype(np.float32), step.dones, of_rows
 
     def has_attr(self, attr_name: str) -> bool:
         """Tell whether all envs have the attribute."""
@@ -219,33 +219,6 @@ def connect_alone(env_fns: Sequence[EnvFunction], options: Mapping[str, Any]) ->
             "there, on the root, MPIVecEnv(envs)"
         )
     return envs
-
-
-def give(info_of_env: Infos, infos: Info) -> None:
-    """Give each env its own of Gymnasium's arrays of all envs' infos, with masks of who has what.
-
-    Names that an env's dict has already stay as they are.
-    """
-    for name, values in infos.items():
-        mask = infos.get(f"_{name}")
-        if mask is None:  # It is a mask itself.
-            continue
-        rows = np.flatnonzero(mask).tolist()
-        if isinstance(values, dict):
-            inner: Infos = [{} for _ in info_of_env]
-            give(inner, values)
-            values = inner
-        else:
-            values = elements(values)
-        for row in rows:
-            info_of_env[row].setdefault(name, values[row])
-
-
-def elements(values: np.ndarray) -> list[object]:
-    """Return one info of each env; as numbers of Python where they have most likely been such numbers."""
-    if values.dtype == object:
-        return list(deepcopy(values))  # Infos of the root's own envs belong to the envs.
-    return values.tolist() if values.ndim == 1 and values.dtype in PYTHON_NUMBERS else list(values)
 
 
 def names_of(kind: type) -> set[str]:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import hypothesis
 import numpy as np
 import pytest
 from jobs import CLONE, HELPERS, QUICK, WHOLE, Job, datasets, forked_python, processes_in
@@ -17,6 +18,9 @@ from mpi_rollout.process import console
 from mpi_rollout.storage import sandbox
 
 pytest_plugins = ["submissions"]
+# The same examples in each run, on a machine of any speed; nothing is left in the folder of the clone.
+hypothesis.settings.register_profile("same", deadline=None, database=None, derandomize=True)
+hypothesis.settings.load_profile("same")
 LONGEST_FIRST = (  # Else the last of them runs alone, while the other processes have nothing to do.
     "test_readme.py",
     "runs/test_crashes.py",

@@ -22,7 +22,14 @@ pytestmark = [
     pytest.mark.any_mpi,
 ]
 
-STEPS = ["steps of CartPole", "steps with infos", "steps of a Dict", "steps of a Tuple", "steps of doubles"]
+STEPS = [
+    "steps of CartPole",
+    "steps with infos",
+    "steps with infos of other kinds",
+    "steps of a Dict",
+    "steps of a Tuple",
+    "steps of doubles",
+]
 PARTS = ["CartPole, ready by three", "infos, groups", "Dict, ready singly", "Tuple, ready by two"]
 LONG_S = 500.0  # They learn for seconds; the machine may be busy.
 

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.core.layout import FAULT, LOST, Block, SlotUnpacker
-from mpi_rollout.drive.lanes import Lane, LaneRestart, infos_of
-from mpi_rollout.envs.inputs import Info
-from mpi_rollout.errors import DataError, Fault, Option, RankError, RankLost, caused_by
+from mpi_rollout.drive.lanes import Lane, LaneRestart
+from mpi_rollout.errors import Fault, Option, RankError, RankLost, caused_by
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import ROOT
@@ -127,14 +126,6 @@ class Driver:
                 lanes.append(self._take_part(own_lane))
                 own_lane, self._num_passed = None, 0
         return lanes
-
-    def take_infos(self, lanes: Sequence[Lane], num_steps: int = 1) -> list[Info]:
-        """Take the infos of some lanes, see `lanes.infos_of`; if that fails, it is as if an env had failed."""
-        try:
-            return infos_of(lanes, num_steps)
-        except DataError:
-            self.has_fault = True
-            raise
 
     def _act_on_marks(self, lanes: Sequence[Lane]) -> None:
         """Do what the marks of the last slots ask for."""

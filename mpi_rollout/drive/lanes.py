@@ -4,17 +4,17 @@ The loops of a trainer and of a run are the same for one lane over all ranks, fo
 lane a rank, where the rank that is ready first is served first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.layout import FAULT, RESTARTED, SHORT, UNDONE
-from mpi_rollout.core.spaces import tree_of
+from mpi_rollout.core.spaces import Tree, tree_of
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.exchange.exchange import Exchange
-from mpi_rollout.exchange.infos import FINAL_OBS, add_columns, merge_infos
+from mpi_rollout.exchange.infos import FINAL_OBS, RankInfos, add_columns, divide, infos_of_each, merge_infos
 
 EVERYTHING = slice(None)
 
@@ -49,6 +49,7 @@ class Lane:
         if (marks == RESTARTED).any():
             for row, _, infos in self.exchange.infos.take():
                 if row < self.num_rows:
+                    assert isinstance(infos, dict), "a rank puts no others beside this mark"
                     restarts += [LaneRestart(self, row, *fault) for fault in infos["faults"]]
         return max(0, -int(marks.min())), restarts
 
@@ -77,30 +78,60 @@ def parts_of(lanes: Sequence[Lane]) -> list[tuple[Lane, slice]]:
     return [(lane, slice(stop - lane.num_envs, stop)) for lane, stop in zip(lanes, stops, strict=True)]
 
 
-def infos_of(lanes: Sequence[Lane], num_steps: int = 1) -> list[Info]:
-    """Take the infos that came with the last slots of some lanes: for each step one dict of all envs.
+class StepInfos:
+    """The infos of one step of some lanes, as they came: `parts` of each rank, and the `columns` of typed infos."""
 
-    DataError if what envs say does not fit into one dict, or cannot be read here.
+    def __init__(self, num_envs: int):
+        self.num_envs, self.parts, self.columns = num_envs, list[tuple[slice, RankInfos]](), Info()
+
+    def merged(self, names: Collection[str] | None = None) -> Info:
+        """Return one dict of all envs, as Gymnasium has it; of untyped infos only `names`, if these are given.
+
+        DataError if what envs say does not fit into one dict.
+        """
+        return merge_infos(self.num_envs, self.parts, names) | self.columns
+
+    def of_each(self) -> list[Info]:
+        """Return the dict of each env."""
+        of_each = infos_of_each(self.num_envs, self.parts)
+        divide(self.columns, of_each)
+        return of_each
+
+    def final_observations(self) -> dict[int, Tree]:
+        """Return last observations that envs gave in other types than those of their space, by row."""
+        finals: dict[int, Tree] = {}
+        for rows, infos in self.parts:
+            if not isinstance(infos, dict):
+                finals |= {rows.start + row: info[FINAL_OBS] for row, info in infos if FINAL_OBS in info}
+            elif FINAL_OBS in infos:
+                has_final = np.flatnonzero(infos.get(f"_{FINAL_OBS}", ()))
+                finals |= {rows.start + row: infos[FINAL_OBS][row] for row in has_final.tolist()}
+        return finals
+
+
+def infos_of(lanes: Sequence[Lane], num_steps: int = 1) -> list[StepInfos]:
+    """Take the infos that came with the last slots of some lanes, of each step; nothing where no env said anything.
+
+    DataError if they cannot be read here.
     """
     taken = [lane.exchange.infos.take() for lane in lanes]
     columns = lanes[0].exchange.layout.infos
     if not columns and not any(taken):  # The usual case.
-        return [{} for _ in range(num_steps)]
-    parts: list[list[tuple[slice, Info]]] = [[] for _ in range(num_steps)]
+        return []
+    steps = [StepInfos(sum(lane.num_envs for lane in lanes)) for _ in range(num_steps)]
     start = 0
     for lane, of_lane in zip(lanes, taken, strict=True):
         for row, envs, infos in of_lane:
-            parts[row].append((slice(start + envs.start, start + envs.stop), infos))
+            steps[row].parts.append((slice(start + envs.start, start + envs.stop), infos))
         start += lane.num_envs
-    merged = [merge_infos(start, parts_of_step) if parts_of_step else {} for parts_of_step in parts]
     for index, leaf in enumerate(columns):
         pairs = [(lane.exchange, lane.exchange.columns.info_arrays[index]) for lane in lanes]
         for row in range(num_steps):
             values, mask = (
                 np.concatenate([exchange.take(pair[i], step=row) for exchange, pair in pairs]) for i in (0, 1)
             )
-            add_columns(merged[row], leaf, values, mask)
-    return merged
+            add_columns(steps[row].columns, leaf, values, mask)
+    return steps
 
 
 def lanes_of(lanes: Sequence[Lane], lane_of_env: np.ndarray, env_indices: np.ndarray | slice) -> list[Lane]:
@@ -116,20 +147,17 @@ def lanes_of(lanes: Sequence[Lane], lane_of_env: np.ndarray, env_indices: np.nda
 
 
 def final_observations(
-    space: spaces.Space, lanes: Sequence[Lane], ended: np.ndarray, infos: Info, step: int = 0
+    space: spaces.Space, lanes: Sequence[Lane], ended: np.ndarray, given: Mapping[int, Tree], step: int = 0
 ) -> np.ndarray:
     """Return the last observation of each env that ended, else None: an array of objects, as Gymnasium has it.
 
-    They come from the slots, or as the env gave them where the infos of this step of the slots have them.
+    They come from this step of the slots, or as the env gave them where `given` has them, by row.
     """
-    is_in_infos = infos.get(f"_{FINAL_OBS}", np.zeros(len(ended), np.bool_))
     observations, start = np.full(len(ended), None, object), 0
     for lane in lanes:
-        rows = np.flatnonzero((ended & ~is_in_infos)[start : start + lane.num_envs])
+        rows = np.flatnonzero(ended[start : start + lane.num_envs])
         arrays = [lane.exchange.take(column, rows, step) for column in lane.exchange.columns.final_observation_arrays]
-        for place, row in enumerate(rows + start):
-            observations[row] = tree_of(space, [array[place] for array in arrays])
+        for place, row in enumerate((rows + start).tolist()):
+            observations[row] = given[row] if row in given else tree_of(space, [array[place] for array in arrays])
         start += lane.num_envs
-    for index in np.flatnonzero(is_in_infos & ended):
-        observations[index] = infos[FINAL_OBS][index]
     return observations

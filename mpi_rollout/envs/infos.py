@@ -17,6 +17,7 @@ from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.core.spaces import MOST_MASK_BITS, Tree, mask_sizes
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.errors import DataError, EnvError, RolloutError, SignalInterrupt
+from mpi_rollout.exchange.infos import add_info
 from mpi_rollout.process.console import say
 from mpi_rollout.text import words_of
 
@@ -43,15 +44,20 @@ class OtherInfos:
 class InfoGatherer:
     """Makes one dict of the infos of a loop's envs: of all (True), of none (False), or those of some names.
 
-    `add_one` adds an env's info to the dict of all, given dict, info and the env's place: as Gymnasium does it, or as a
-    rank gathers infos that are to be sent.
+    `add_one` adds an env's info to those of others, given these, the info and the env's place: as Gymnasium does it, to
+    a dict.  With `keep_apart` they become a list, as a rank sends them.
     """
 
     def __init__(
-        self, names: bool | tuple[str, ...], first_env_index: int, add_one: Callable[[Info, Info, int], object]
+        self, names: bool | tuple[str, ...], first_env_index: int, add_one: Callable[[Any, Info, int], object]
     ):
-        self.names, self._first_env_index, self.add_one = names, first_env_index, add_one
+        self.names, self._first_env_index, self._add_one = names, first_env_index, add_one
         self.others: OtherInfos | None = None  # Where a run wants to know of infos of other names.
+        self.nothing: Callable[[], Any] = dict  # Makes what the first info is added to.
+
+    def keep_apart(self) -> None:
+        """Gather the infos as they are, each with the place of its env."""
+        self._add_one, self.nothing = add_info, list
 
     def wanted(self, infos: Sequence[Info]) -> Sequence[Info]:
         """Select the wanted infos of each env; nothing where nobody wants infos."""
@@ -62,7 +68,7 @@ class InfoGatherer:
                 self.others.note(info)
         return [{name: info[name] for name in self.names if name in info} if info else {} for info in infos]
 
-    def add(self, gathered: Info, infos: Sequence[Info], start: int = 0) -> Info:
+    def add(self, gathered: Any, infos: Sequence[Info], start: int = 0) -> Any:
         """Add the infos of the envs from `start` on to those of the envs before.
 
         DataError if an info cannot stand beside those of the envs before it.
@@ -71,7 +77,7 @@ class InfoGatherer:
             return gathered
         for index, info in enumerate(infos, start):
             try:
-                self.add_one(gathered, info, index)
+                self._add_one(gathered, info, index)
             except DataError as error:
                 raise DataError(f"env {self._first_env_index + index}: {error}") from error
             except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:

@@ -25,7 +25,7 @@ from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
 from mpi_rollout.envs.outputs import Casting, ObservationRows, ResultColumns, is_exact
 from mpi_rollout.envs.single_envs import SingleEnvs
 from mpi_rollout.errors import SignalInterrupt
-from mpi_rollout.exchange.infos import FINAL_OBS
+from mpi_rollout.exchange.infos import FINAL_INFO, FINAL_OBS, plain
 
 StepCall = Callable[[Tree], Outcome]
 
@@ -114,7 +114,7 @@ class LoopVectorEnv(SingleEnvs):
             observations, gathered = self._begin_again(observations, infos, row)
             write_alive(self.agents, columns)
         else:
-            gathered = self.infos.add({}, infos)
+            gathered = self.infos.add(self.infos.nothing(), infos)
         self._rows.write(observations, row)
         self.row, self.columns = row, columns
         return columns.observations, columns.rewards, columns.terminations, columns.truncations, gathered
@@ -196,7 +196,7 @@ class LoopVectorEnv(SingleEnvs):
         self, indices: Sequence[int], seeds: Sequence[int | None], options: Sequence[inputs.OptionsOfOne]
     ) -> Reset:
         """Reset some envs; the rows of the others stay as they are."""
-        infos: Info = {}
+        infos = self.infos.nothing()
         for index in indices:
             single = self._singles[index]
             observation, info = self._begin(index, single.given_reset(seeds[index], options[index]))
@@ -277,19 +277,22 @@ class LoopVectorEnv(SingleEnvs):
                     return self._last_observation(index), {}
                 self._restart(index, error)
 
+    def _tells_finals(self, observation: Tree) -> bool:
+        """Tell whether a last observation goes with the infos: its column would change its types."""
+        return self.infos.names is True and not is_exact(self._leaves, observation)
+
     def _begin_again(self, observations: Parts, infos: Parts, row: int) -> tuple[Parts, Info]:
         """Reset the envs that have just ended, keeping their last observations and infos apart.
 
         Envs may write again to what they returned: each env's outputs are kept before it is reset.
         """
         add, start, observations = self.infos.add, 0, list(observations)
-        gathered: Info = {}
+        gathered = self.infos.nothing()
         for index in self.ended:
             add(gathered, infos[start:index], start)
             self._final_rows.write_one(index, observations[index], row)
-            if self.infos.names is True and not is_exact(self._leaves, observations[index]):
-                add(gathered, [{FINAL_OBS: deepcopy(observations[index])}], index)
-            add(gathered, [{"final_info": info} for info in infos[index : index + 1]], index)
+            finals = {FINAL_OBS: deepcopy(observations[index])} if self._tells_finals(observations[index]) else {}
+            add(gathered, [finals | {FINAL_INFO: plain(info)} for info in infos[index : index + 1]], index)
             observations[index], info = self._begin(index, self._singles[index].begin)
             add(gathered, self.infos.wanted([info]), index)
             start = index + 1

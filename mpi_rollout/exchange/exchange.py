@@ -16,6 +16,7 @@ order goes out, so there is one of each.
 import math
 import pickle
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +24,7 @@ import numpy as np
 from mpi_rollout.core.layout import LOST, SHORT, Block, Columns, Contents, SlotLayout, SlotUnpacker
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.errors import DataError
-from mpi_rollout.exchange.infos import InfoDict
+from mpi_rollout.exchange.infos import RankInfos, plain
 from mpi_rollout.exchange.orders import Command, Order
 from mpi_rollout.exchange.transports import INFOS_TAG, Buffers, Transport
 from mpi_rollout.exchange.waiting import Wait
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 WAY_OUT = 'name the infos that are wanted, or connect(..., infos="none")'
 FLAG_NBYTES = 8
-RowInfos = tuple[int, bytes | InfoDict]  # A row of a slot, and what its envs say.
+RowInfos = tuple[int, bytes | RankInfos]  # A row of a slot, and what its envs say.
 
 
 class Exchange:
@@ -214,7 +215,7 @@ class SlotInfos:
         self._sending: MPI.Request | None = None
         self.has_message = np.zeros(0, np.int64)
 
-    def put(self, infos: InfoDict, row: int, is_kept: bool) -> None:
+    def put(self, infos: RankInfos, row: int, is_kept: bool) -> None:
         """Send infos of a step with this rank's slot; if they `is_kept` as they are, the root's own are not copied."""
         self._own.append((row, infos if self._is_root and is_kept else pack_infos(infos)))
 
@@ -234,7 +235,7 @@ class SlotInfos:
             self._sending.wait()
             self._sending = None
 
-    def take(self) -> list[tuple[int, slice, InfoDict]]:
+    def take(self) -> list[tuple[int, slice, RankInfos]]:
         """Receive the infos that follow the slots; return row, envs of the partition and infos, where there are any."""
         if not (self._own or self._has_others):  # The usual case in one process.
             return []
@@ -255,11 +256,11 @@ class SlotInfos:
             self.has_message[:] = 0
         return received
 
-    def _unpacked(self, places: slice, given: bytes | InfoDict) -> InfoDict:
-        if isinstance(given, dict):
+    def _unpacked(self, places: slice, given: bytes | RankInfos) -> RankInfos:
+        if not isinstance(given, bytes):
             return given
         try:
-            infos: InfoDict = pickle.loads(given)
+            infos: RankInfos = pickle.loads(given)
             return infos
         except Exception as error:
             first = self._partition.first_env
@@ -269,7 +270,7 @@ class SlotInfos:
             ) from error
 
 
-def pack_infos(infos: InfoDict) -> bytes:
+def pack_infos(infos: RankInfos) -> bytes:
     """Pickle the infos of a rank's envs.
 
     DataError if something in them cannot be pickled.
@@ -277,9 +278,12 @@ def pack_infos(infos: InfoDict) -> bytes:
     try:
         return pickle.dumps(infos, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        for key, value in infos.items():
+        # A class of dicts may not be picklable where what is in them is: a defaultdict with a lambda.
+        infos = plain(infos) if isinstance(infos, dict) else [(row, plain(info)) for row, info in infos]
+        pairs = [infos] if isinstance(infos, dict) else [info for _, info in infos]
+        for key, value in chain.from_iterable(info.items() for info in pairs):
             try:
                 pickle.dumps(value)
             except Exception as cause:
                 raise DataError(f"info {key!r} cannot be sent: {words_of(cause)}; {WAY_OUT}") from error
-        raise
+        return pickle.dumps(infos, pickle.HIGHEST_PROTOCOL)

@@ -1,6 +1,8 @@
-"""Infos of many envs as one dict, as Gymnasium's vector envs give them: arrays, and masks of the envs that have them.
+"""Infos of many envs: one dict as Gymnasium's vector envs give it, or the dict of each env.
 
-Each rank collects the infos of its own envs, and here those of all ranks become one dict.  A trainer chooses:
+The one dict has arrays, and masks of the envs that have an info.
+
+Ranks send the dicts of their envs as they are, and the root makes of them what its caller asks for.  A trainer chooses:
 
 "none"    {}: nobody looks at infos.
 columns   a mapping of names to dtypes: these infos travel in the slots, typed, like rewards.
@@ -8,8 +10,9 @@ columns   a mapping of names to dtypes: these infos travel in the slots, typed, 
           for envs with empty infos, such as CartPole-v1.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,6 +26,7 @@ InfoDict: TypeAlias = dict[str, Any]  # An env may give anything.
 Infos = str | Mapping[str, object]  # The trainer's choice.
 TRAINERS_WAY_OUT = 'ask for what the envs say, or connect(..., infos="all")'
 FINAL_OBS = "final_obs"  # Gymnasium gives the objects of this name as they are, dicts too.
+FINAL_INFO = "final_info"
 
 
 def info_leaves(infos: Infos, has_final_infos: bool = False) -> tuple[Leaf, ...]:
@@ -50,44 +54,44 @@ def names_of(infos: Infos) -> bool | tuple[str, ...]:
     return tuple(dict.fromkeys(name.split("/")[0] for name in infos))
 
 
-@dataclass
-class InfoEntries:
-    """What some envs give under one key: rows and values, or for dicts the entries inside."""
-
-    rows: list[int] = field(default_factory=list)
-    values: list[Any] = field(default_factory=list)
-    inside: "EntryDict | None" = None
-
-
-EntryDict: TypeAlias = dict[str, InfoEntries]
+# The infos of single envs, each with its env's row.  A row may stand twice: the last info of an episode comes before
+# that of the reset which follows in the same step.
+EnvInfos: TypeAlias = list[tuple[int, InfoDict]]
+RankInfos: TypeAlias = EnvInfos | InfoDict  # A dict is that of natively vectorized envs, as Gymnasium has it.
+Parts = Sequence[tuple[slice, RankInfos]]  # What ranks said, each with the rows of its envs.
+NUMBERS = (bool, int, float, np.number)
+UNCHANGING = frozenset((bool, int, float, str, bytes, type(None)))
+PYTHON_NUMBERS = (np.dtype(np.bool_), np.dtype(np.int64), np.dtype(np.float64))  # What bool, int and float become.
 
 
-def add_info(entries: EntryDict, info: InfoDict, row: int) -> EntryDict:
-    """Add the info of one env to that of others, with its values as they are.
-
-    Of numbers of several types, the first env's type counts for all; a rank does not know the first env.
-    """
-    for key, value in info.items():
-        is_nested = isinstance(value, dict) and key != FINAL_OBS
-        if key not in entries:
-            entries[key] = InfoEntries(inside={} if is_nested else None)
-        entry = entries[key]
-        entry.rows.append(row)
-        if is_nested != (entry.inside is not None):
-            raise _half_a_dict(key, entry.values[0] if is_nested else value)
-        if entry.inside is not None:
-            add_info(entry.inside, value, row)
-        else:
-            entry.values.append(value.copy() if isinstance(value, np.ndarray) else value)
-    return entries
+def add_info(gathered: EnvInfos, info: InfoDict, row: int) -> EnvInfos:
+    """Add the info of one env to that of others, as it is; nothing where it says nothing."""
+    if info:
+        gathered.append((row, info if isinstance(info, dict) else dict(info.items())))
+    return gathered
 
 
-def _half_a_dict(key: str, value: object) -> DataError:
-    return DataError(f"info {key!r} is a dict in one env and {type(value).__name__} in another; make them alike")
+def own_copy(value: Any) -> Any:
+    """Copy an info, or a value in one: whoever gets it may keep it, and the env may write to its own again."""
+    kind = type(value)
+    if kind in UNCHANGING:
+        return value
+    if kind is dict:
+        return {key: own_copy(part) for key, part in value.items()}
+    if kind is np.ndarray and value.dtype != object:
+        return value.copy()
+    return value if isinstance(value, np.generic) else deepcopy(value)
+
+
+def plain(value: Any) -> Any:
+    """Make dicts of a dict's own class, at any depth, and new arrays; other values stay the same objects."""
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def write_columns(
-    infos: InfoDict,
+    infos: RankInfos,
     leaf: Leaf,
     values: np.ndarray,
     mask: np.ndarray,
@@ -143,22 +147,35 @@ def _misfits(rows: Any, given: Any, leaf: Leaf) -> Iterator[tuple[int, str]]:
             yield int(row), why
 
 
-def _find(infos: InfoDict, leaf: Leaf, num_envs: int, way_out: str) -> tuple[Sequence[int] | np.ndarray, Any]:
-    """Return the rows and values of one info, of the entries of a loop or of the infos of a vector env."""
+def _find(infos: RankInfos, leaf: Leaf, num_envs: int, way_out: str) -> tuple[Sequence[int] | np.ndarray, Any]:
+    """Return the rows and values of one info, of single envs or of a vector env."""
+    if isinstance(infos, dict):
+        return _find_in_arrays(infos, leaf, num_envs, way_out)
+    pairs = infos
+    for key in leaf.keys:
+        for _, info in pairs:
+            if not isinstance(info, dict):
+                raise _no_dict(leaf, way_out)
+        pairs = [(row, info[key]) for row, info in pairs if key in info]
+    return [row for row, _ in pairs], [value for _, value in pairs]
+
+
+def _find_in_arrays(infos: InfoDict, leaf: Leaf, num_envs: int, way_out: str) -> tuple[Any, Any]:
     rows: Any = []
     values: Any = infos
     for key in leaf.keys:
         if not isinstance(values, dict):
-            raise DataError(f"infos: {leaf.path!r}: {leaf.keys[0]!r} is not a dict in what the envs say; {way_out}")
+            raise _no_dict(leaf, way_out)
         entry = values.get(key)
         if entry is None:
             return [], []
-        if isinstance(entry, InfoEntries):
-            rows, values = entry.rows, entry.values if entry.inside is None else entry.inside
-        else:
-            rows = np.flatnonzero(values.get(f"_{key}", np.ones(num_envs, bool)))
-            values = entry if isinstance(entry, dict) else _of_envs(entry, num_envs, leaf)[rows]
+        rows = np.flatnonzero(values.get(f"_{key}", np.ones(num_envs, bool)))
+        values = entry if isinstance(entry, dict) else _of_envs(entry, num_envs, leaf)[rows]
     return rows, values
+
+
+def _no_dict(leaf: Leaf, way_out: str) -> DataError:
+    return DataError(f"infos: {leaf.path!r}: {leaf.keys[0]!r} is not a dict in what the envs say; {way_out}")
 
 
 def _of_envs(entry: object, num_envs: int, leaf: Leaf) -> np.ndarray:
@@ -182,35 +199,82 @@ def add_columns(infos: InfoDict, leaf: Leaf, values: np.ndarray, mask: np.ndarra
     infos[last], infos[f"_{last}"] = values, mask
 
 
-def merge_infos(num_envs: int, slices: Iterable[tuple[slice, InfoDict]]) -> InfoDict:
-    """Make infos as Gymnasium's vector envs have them, of rows and entries, or infos of vector envs, in env order.
+def merge_infos(num_envs: int, parts: Parts, names: Collection[str] | None = None) -> InfoDict:
+    """Make one dict of infos as Gymnasium's vector envs have it, in env order; `names`: of these infos only.
 
-    DataError if envs give values that cannot stand in one array.
+    DataError if envs give values that cannot stand in one array, or beside each other.
     """
     merged: InfoDict = {}
-    for rows, infos in slices:
-        for key, value in infos.items():
-            if isinstance(value, InfoEntries):
-                _add_entries(merged, num_envs, rows.start, key, value)
-            else:
-                _add_arrays(merged, num_envs, rows, key, value)
+    singles: EnvInfos = []
+    for rows, infos in parts:
+        if isinstance(infos, dict):
+            wanted = None if names is None else {*names, *(f"_{name}" for name in names)}
+            for key, value in infos.items():
+                if wanted is None or key in wanted:
+                    _add_arrays(merged, num_envs, rows, key, value)
+        else:
+            singles += [(rows.start + row, info) for row, info in infos]
+    _add_singles(merged, num_envs, singles, names)
     return merged
 
 
-def _add_entries(merged: InfoDict, num_envs: int, start: int, key: str, entries: InfoEntries) -> None:
-    rows = [start + row for row in entries.rows]
-    before = merged.get(key)
-    if before is not None and isinstance(before, dict) != (entries.inside is not None):
-        raise _half_a_dict(key, entries.values[0] if entries.inside is None else before[merged[f"_{key}"]][0])
-    if entries.inside is not None:
-        inside = merged.setdefault(key, {})
-        for name, entry in entries.inside.items():
-            _add_entries(inside, num_envs, start, name, entry)
+def _add_singles(merged: InfoDict, num_envs: int, infos: EnvInfos, names: Collection[str] | None = None) -> None:
+    """Do what Gymnasium's `VectorEnv._add_info` does for one env after the other, name by name."""
+    columns: dict[str, tuple[list[int], list[Any]]] = {}
+    for row, info in infos:
+        for key, value in info.items():
+            column = columns.get(key)
+            if column is None:
+                if names is not None and key not in names:
+                    continue
+                columns[key] = column = ([], [])
+            column[0].append(row)
+            column[1].append(value)
+    for key, (rows, values) in columns.items():
+        kinds = set(map(type, values))
+        if key == FINAL_OBS:
+            array = merged.setdefault(key, np.full(num_envs, None, object))
+            for row, value in zip(rows, values, strict=True):
+                array[row] = value
+        elif not any(issubclass(kind, dict) for kind in kinds):
+            _add_values(merged, num_envs, key, rows, values)
+        else:
+            _add_dicts(merged, num_envs, key, zip(rows, values, strict=True))
+        merged.setdefault(f"_{key}", np.zeros(num_envs, np.bool_))[rows] = True
+
+
+def _add_dicts(merged: InfoDict, num_envs: int, key: str, pairs: Iterable[tuple[int, Any]]) -> None:
+    """Add an info that is a dict in some envs.
+
+    What is no dict after the first one stands in the dict of all under its row, as Gymnasium has it.
+    """
+    for is_dict, run in groupby(pairs, lambda pair: isinstance(pair[1], dict)):
+        infos = list(run)
+        inside: Any = merged.setdefault(key, {}) if is_dict else merged.get(key)
+        if is_dict and not isinstance(inside, dict):
+            if not any(info for _, info in infos):  # It says nothing.
+                continue
+            raise DataError(
+                f"info {key!r} is a dict in one env and {type(inside).__name__} in one before it, which Gymnasium's "
+                "vector envs cannot hold; make them alike, or name the infos that are wanted"
+            )
+        if is_dict:
+            _add_singles(inside, num_envs, infos)
+        elif isinstance(inside, dict):
+            inside |= infos
+        else:
+            _add_values(merged, num_envs, key, *map(list, zip(*infos, strict=True)))
+
+
+def _add_values(merged: InfoDict, num_envs: int, key: str, rows: list[int], values: list[Any]) -> None:
+    """Add an info that is no dict in any env."""
+    array = merged.get(key)
+    if array is None:
+        array = merged[key] = _array_for(values[0], num_envs)
+    if isinstance(array, dict):
+        array |= zip(rows, values, strict=True)
     else:
-        if key not in merged:
-            merged[key] = _array_for(None if key == FINAL_OBS else entries.values[0], num_envs)
-        _assign(merged[key], rows, entries.values, key)
-    merged.setdefault(f"_{key}", np.zeros(num_envs, np.bool_))[rows] = True
+        _assign(array, rows, values, key)
 
 
 def _array_for(value: object, num_envs: int) -> np.ndarray:
@@ -222,14 +286,22 @@ def _array_for(value: object, num_envs: int) -> np.ndarray:
     return np.full(num_envs, None, object)
 
 
-def _assign(array: np.ndarray, rows: list[int], values: list[object], key: str) -> None:
-    """Assign values one by one where they differ in type: their conversion must not depend on their neighbours."""
+def _assign(array: np.ndarray, rows: list[int], values: list[Any], key: str) -> None:
+    """Assign values one by one where they are not alike: their conversion must not depend on their neighbours."""
+    kinds = set(map(type, values))
+    kind = next(iter(kinds))
     try:
-        if array.dtype != object and len(set(map(type, values))) == 1:
-            array[rows] = values
+        if len(kinds) > 1 or array.dtype == object:
+            is_alike = False
+        elif kind is np.ndarray:
+            is_alike = all(value.shape == array.shape[1:] for value in values)
         else:
-            for row, value in zip(rows, values, strict=True):
-                array[row] = value
+            is_alike = issubclass(kind, NUMBERS) and array.ndim == 1
+        if is_alike:
+            array[rows] = values if kind is np.ndarray else np.array(values, array.dtype)
+            return
+        for row, value in zip(rows, values, strict=True):
+            array[row] = value.copy() if isinstance(value, np.ndarray) else value
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
         raise DataError(
             f"info {key!r}: {error}; what envs say must have the same type and shape in all, "
@@ -248,3 +320,44 @@ def _add_arrays(merged: InfoDict, num_envs: int, rows: slice, key: str, value: o
         merged[key][rows] = value
     else:  # A natively vectorized env may give one value for all its envs.
         merged[key] = value
+
+
+def infos_of_each(num_envs: int, parts: Parts) -> list[InfoDict]:
+    """Return the info of each env, as it gave it; it belongs to the caller.
+
+    Where an episode ended, `final_info` is its last info, and the others are those of the reset.
+    """
+    of_each: list[InfoDict] = [{} for _ in range(num_envs)]
+    for rows, infos in parts:
+        if isinstance(infos, dict):
+            divide(infos, of_each[rows])
+            continue
+        for row, info in infos:
+            place = rows.start + row
+            before = of_each[place]
+            of_each[place] = own_copy(info) | before if before else own_copy(info)
+    return of_each
+
+
+def divide(infos: InfoDict, of_each: list[InfoDict]) -> None:
+    """Give each env its own of infos as Gymnasium's vector envs have them; names that it has already stay."""
+    for name, values in infos.items():
+        mask = infos.get(f"_{name}")
+        if mask is None:  # It is a mask itself, or one value for all.
+            continue
+        rows = np.flatnonzero(mask).tolist()
+        if isinstance(values, dict):
+            inner: list[InfoDict] = [{} for _ in of_each]
+            divide(values, inner)
+            values = inner
+        else:
+            values = _elements(values)
+        for row in rows:
+            of_each[row].setdefault(name, values[row])
+
+
+def _elements(values: np.ndarray) -> list[Any]:
+    """Return one info of each env; as numbers of Python where they have most likely been such numbers."""
+    if values.dtype == object:
+        return list(deepcopy(values))
+    return values.tolist() if values.ndim == 1 and values.dtype in PYTHON_NUMBERS else list(values)

@@ -6,7 +6,6 @@ from typing import Any
 from mpi_rollout.envs.inputs import Reset, Step
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.exchange.exchange import Exchange
-from mpi_rollout.exchange.infos import add_info
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.slices import Slice
@@ -21,7 +20,8 @@ class LoopSlice(Slice):
     def __init__(self, exchange: Exchange, envs: LoopVectorEnv, random: RandomPolicy | None, first_env: int = 0):
         super().__init__(exchange, envs, random, first_env)
         self._loop, self._first_seed = envs, self.env_indices.start
-        envs.infos.add_one, envs.masks = add_info, self.masks
+        envs.infos.keep_apart()
+        envs.masks = self.masks
         self.step, self.faults = envs.step, envs.faults
         self.use_slot()
 

@@ -4,7 +4,7 @@ Behind the results of the env as a whole come those of its agents, see `core.col
 observations comes which agents are alive.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from mpi_rollout.core.columns import ALL_AGENTS, RESULTS
 from mpi_rollout.core.spaces import AgentsSpace, Space, Tree, agents_of, describe, leaves, nearest_to_zero, tree_of
 from mpi_rollout.envs.inputs import Info, Step
 from mpi_rollout.errors import ActionError, Option, UsageError
-from mpi_rollout.exchange.infos import FINAL_OBS
 
 FORMS = "dict", "axis"
 
@@ -81,12 +80,15 @@ class AgentsForm:
     def say(self, infos: Info, alive: Sequence[np.ndarray], ended: np.ndarray | None = None) -> Info:
         """Add to the infos of a step which agents are alive now, and with an axis which envs' episodes have ended."""
         infos["alive"] = self.columns([np.array(flags) for flags in alive])
-        if self.is_axis:
-            if ended is not None:
-                infos["ended"] = ended
-            for index in np.flatnonzero(infos.get(f"_{FINAL_OBS}", ())):
-                infos[FINAL_OBS][index] = self.observations(infos[FINAL_OBS][index], 0)
+        if self.is_axis and ended is not None:
+            infos["ended"] = ended
         return infos
+
+    def form_finals(self, finals: np.ndarray) -> None:
+        """Bring the last observations of envs, None where there is none, into this form."""
+        for index, observation in enumerate(finals) if self.is_axis else ():
+            if observation is not None:
+                finals[index] = self.observations(observation, 0)
 
     def batch(
         self, batch: dict[str, Any], results: Sequence[np.ndarray], before: Sequence[np.ndarray], last: Sequence[Any]
@@ -159,15 +161,16 @@ class AgentRows:
         arrays = [np.asarray(leaf.of(rows)) for leaf in leaves(space)]
         return tree_of(space, [array.reshape(*self._shape, *array.shape[1:]) for array in arrays])
 
-    def step(self, outcome: Step) -> StepOfRows:
-        """Lay out what a step of the envs has given."""
-        observations, rewards, terminations, truncations, infos = outcome
-        has_left, ended = terminations | truncations, infos["ended"][:, None]
+    def step(self, outcome: Step, last_observations: Mapping[int, Tree]) -> StepOfRows:
+        """Lay out what a step of the envs has given; `last_observations` are those of the envs that ended."""
+        observations, rewards, terminations, truncations, _ = outcome
+        has_left, ended = terminations | truncations, np.zeros((self._shape[0], 1), np.bool_)
+        ended[list(last_observations)] = True
         rows, finals = self.observations(observations), dict[int, Tree]()
         dones = (has_left | ended).ravel()
         for row in np.flatnonzero(dones).tolist():
             env, agent = divmod(row, len(self.agents))
-            source, place = (infos[FINAL_OBS][env], agent) if ended[env, 0] else (rows, row)
+            source, place = (last_observations[env], agent) if ended[env, 0] else (rows, row)
             finals[row] = tree_of(self._space, [np.array(leaf.of(source)[place]) for leaf in self._leaves])
             for leaf in () if ended[env, 0] else self._leaves:
                 leaf.of(rows)[row] = leaf.of(self._nothing)

@@ -153,6 +153,7 @@ class Fragments:
         rewards, terminations, truncations, *_ = results
         ended = terminations | truncations
         self._end.note_ends(lanes, ended[-1])
+        infos, noted = self._steps.infos(lanes, self._num_steps, ended)
         batch: Batch = {
             "observations": tree_of(driver.observation_space, observations),
             "actions": tree_of(driver.action_space, actions),
@@ -160,7 +161,7 @@ class Fragments:
             "terminations": terminations,
             "truncations": truncations,
             "last_observations": tree_of(driver.observation_space, last),
-            "infos": self._steps.infos(lanes, self._num_steps, ended),
+            "infos": infos,
         }
         if self.policy is not None and not is_given:
             names = [leaf.path for leaf in driver.exchanges.contents.extras]
@@ -171,7 +172,7 @@ class Fragments:
         if self._end.recorder is not None:
             after = [array[1 : self._num_steps + 1, envs] for array in block.observation_arrays]
             chosen = () if is_given else (*actions, *extras)
-            self._end.recorder.take(lanes, results, after, batch["infos"], chosen)
+            self._end.recorder.take(lanes, results, after, noted, chosen)
         form = self._steps.form
         return batch if form is None else form.batch(batch, results, observations, last)
 

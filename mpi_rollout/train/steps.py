@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -9,10 +10,10 @@ from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.spaces import Tree, leaves, tree_of
 from mpi_rollout.drive.driver import Driver
-from mpi_rollout.drive.lanes import Lane, final_observations, indices_of, parts_of
+from mpi_rollout.drive.lanes import Lane, StepInfos, final_observations, indices_of, infos_of, parts_of
 from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
-from mpi_rollout.errors import as_argument
-from mpi_rollout.exchange.infos import FINAL_OBS
+from mpi_rollout.errors import DataError, as_argument
+from mpi_rollout.exchange.infos import FINAL_INFO, FINAL_OBS
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.train.agents import AgentsForm
 from mpi_rollout.train.ends import RootEnd
@@ -114,8 +115,8 @@ class Steps:
         self.driver, self.mode, self.outcomes, self.form = driver, mode, outcomes, form
         self._end, self._arrived = end, end.arrived
 
-    def reset(self, seed: Seeds, mask: np.ndarray | None, options: Options) -> Reset:
-        """Reset envs, see `Slice.reset`; return the observations of all envs, and infos."""
+    def reset(self, seed: Seeds, mask: np.ndarray | None, options: Options, is_list: bool = False) -> Reset:
+        """Reset envs, see `Slice.reset`; return the observations of all envs, and infos, see `infos`."""
         driver, lanes, recorder = self.driver, self.driver.lanes, self._end.recorder
         if recorder is not None:
             recorder.make_room(lanes, 0)
@@ -124,14 +125,17 @@ class Steps:
             driver.say_notices(as_argument)
         self._end.note_reset(mask)
         self.outcomes.lay(lanes)
-        [infos] = driver.take_infos(lanes)
+        taken = self._take_infos(lanes)
+        [infos] = self._formed(taken, 1, is_list)
         driver.restarts.clear()
         if recorder is not None:
-            recorder.reset(self.outcomes.last_arrays(lanes), infos, seed, mask, options)
+            recorder.reset(self.outcomes.last_arrays(lanes), recorded(taken, 1)[0], seed, mask, options)
         observations = self.outcomes.observations(lanes)
         if self.form is None:
             return observations, infos
-        return self.form.observations(observations, 1), self.form.say(infos, self.alive(lanes))
+        if not is_list:
+            self.form.say(infos, self.alive(lanes))
+        return self.form.observations(observations, 1), infos
 
     def alive(self, lanes: Sequence[Lane]) -> list[np.ndarray]:
         """Return which agents are alive in some lanes' envs, an array for each agent."""
@@ -167,33 +171,88 @@ class Steps:
             first.sort(key=lambda lane: lane.envs.start)
         return first
 
-    def outcome(self, lanes: Sequence[Lane]) -> Step:
-        """Return the outcome of a step of some lanes."""
+    def outcome(self, lanes: Sequence[Lane], is_list: bool = False) -> Step:
+        """Return the outcome of a step of some lanes; infos see `infos`."""
         observations, results = self.outcomes.observations(lanes), self.outcomes.results(lanes)
         rewards, terminations, truncations, *_ = results
         ended = None
         if self.mode is not AutoresetMode.NEXT_STEP:
             ended = (terminations | truncations)[None]
             self._end.note_ends(lanes, ended[0])
-        all_infos = self.infos(lanes, 1, ended)
+        all_infos, noted = self.infos(lanes, 1, ended, is_list)
         if self._end.recorder is not None:
             after = [array[None] for array in self.outcomes.last_arrays(lanes)]
-            self._end.recorder.take(lanes, [array[None] for array in results], after, all_infos)
+            self._end.recorder.take(lanes, [array[None] for array in results], after, noted)
         if self.form is not None:
-            infos = self.form.say(all_infos[0], self.alive(lanes), terminations | truncations)
-            return self.form.observations(observations, 1), *self.form.results(results), infos
+            if not is_list:
+                self.form.say(all_infos[0], self.alive(lanes), terminations | truncations)
+            return self.form.observations(observations, 1), *self.form.results(results), all_infos[0]
         return observations, rewards, terminations, truncations, all_infos[0]
 
-    def infos(self, lanes: Sequence[Lane], num_steps: int, ended: np.ndarray | None) -> list[Info]:
-        """Return the infos of each step of the last slots; `ended` tells of each step which envs ended in it."""
-        driver = self.driver
-        all_infos = driver.take_infos(lanes, num_steps)
-        if self._end.recorder is not None and self._end.recorder.notes_restarts:
-            self._end.recorder.note_restarts(lanes, driver.restarts, all_infos)
+    def infos(
+        self, lanes: Sequence[Lane], num_steps: int, ended: np.ndarray | None, is_list: bool = False
+    ) -> tuple[list[Any], Sequence[Info]]:
+        """Return the infos of each step of the last slots, and those that are recorded, if a recorder is there.
+
+        They are one dict of all envs; with `is_list` a list of each env's dict, which is empty where no env said
+        anything.  `ended` tells of each step which envs ended in it.
+
+        DataError if what envs say does not fit into one dict, or cannot be read here: it is as if an env had failed.
+        """
+        driver, recorder = self.driver, self._end.recorder
+        taken = self._take_infos(lanes, num_steps)
+        all_infos = self._formed(taken, num_steps, is_list)
+        noted = () if recorder is None else recorded(taken, num_steps)
+        if recorder is not None and recorder.notes_restarts:
+            recorder.note_restarts(lanes, driver.restarts, noted)
         driver.restarts.clear()  # Whoever wants to know of them asks for infos.
         if self.mode is AutoresetMode.SAME_STEP and ended is not None:
             for step in np.flatnonzero(ended.any(axis=1)).tolist():
-                infos, rows = all_infos[step], ended[step]
-                infos[FINAL_OBS] = final_observations(driver.observation_space, lanes, rows, infos, step)
-                infos[f"_{FINAL_OBS}"] = rows
-        return all_infos
+                given = taken[step].final_observations() if taken else {}
+                finals = final_observations(driver.observation_space, lanes, ended[step], given, step)
+                if recorder is not None:
+                    noted[step].update({FINAL_OBS: finals.copy(), f"_{FINAL_OBS}": ended[step]})
+                if self.form is not None:
+                    self.form.form_finals(finals)
+                all_infos[step] = (_with_each_final if is_list else _with_finals)(all_infos[step], finals, ended[step])
+        return all_infos, noted
+
+    def _take_infos(self, lanes: Sequence[Lane], num_steps: int = 1) -> list[StepInfos]:
+        try:
+            return infos_of(lanes, num_steps)
+        except DataError:
+            self.driver.has_fault = True
+            raise
+
+    def _formed(self, taken: Sequence[StepInfos], num_steps: int, is_list: bool) -> list[Any]:
+        """Return the infos of each step as the trainer asked for them."""
+        if not taken:  # The usual case.
+            return [[] if is_list else {} for _ in range(num_steps)]
+        try:
+            return [step.of_each() if is_list else step.merged() for step in taken]
+        except DataError:
+            self.driver.has_fault = True
+            raise
+
+
+def recorded(taken: Sequence[StepInfos], num_steps: int) -> list[Info]:
+    """Return of each step the infos that a recorder heeds: those with a type, and the failures of envs."""
+    return [step.merged(("env_error",)) for step in taken] or [{} for _ in range(num_steps)]
+
+
+def _with_finals(infos: Info, finals: np.ndarray, ended: np.ndarray) -> Info:
+    """Put in the last observations of the envs that ended, before their last infos, as Gymnasium does."""
+    ordered: Info = {}
+    for name, values in infos.items():
+        if name == FINAL_INFO:
+            ordered |= {FINAL_OBS: finals, f"_{FINAL_OBS}": ended}
+        ordered[name] = values
+    return ordered | {FINAL_OBS: finals, f"_{FINAL_OBS}": ended}  # Some may have come with the infos.
+
+
+def _with_each_final(of_each: list[Info], finals: np.ndarray, ended: np.ndarray) -> list[Info]:
+    """Put the last observation of each env that ended into its own dict."""
+    of_each = of_each or [{} for _ in finals]
+    for row in np.flatnonzero(ended).tolist():
+        of_each[row][FINAL_OBS] = finals[row]
+    return of_each

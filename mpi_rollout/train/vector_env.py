@@ -82,7 +82,7 @@ class MPIVectorEnv(CalledByName):
         with self.interrupts:
             self._fragments.policy = start(self._driver)
 
-    def reset(self, *, seed: Seeds = None, options: Options = None) -> Reset:
+    def reset(self, *, seed: Seeds = None, options: Options = None, infos_of_each: bool = False) -> Reset:
         """Start a new episode in every env, or in those of `options["reset_mask"]`.
 
         Return observations of shape (num_envs, ...), and infos.
@@ -94,13 +94,15 @@ class MPIVectorEnv(CalledByName):
         options
             For the envs: a dict, or a list with one for each env.  `reset_mask` in a dict is a bool array of shape
             (num_envs,) with at least one True; the other envs go on with their episodes.
+        infos_of_each
+            Return the infos as `recv_all` does.
         """
         self.end.prepare_reset()
         seed = inputs.read_seed(seed, self.num_envs)
         mask, options = inputs.take_reset_mask(options, self.num_envs)
         self.end.check_reset(seed, mask, options)
         with self.interrupts:
-            outcome = self.steps.reset(seed, mask, options)
+            outcome = self.steps.reset(seed, mask, options, infos_of_each)
             self.interrupts.forget()
             if isinstance(seed, int):
                 self._fragments.seed(seed)
@@ -128,13 +130,21 @@ class MPIVectorEnv(CalledByName):
             steps.receive(len(lanes), steps.outcomes.lay)
             return steps.outcome(lanes)
 
-    def recv_all(self) -> Step:
-        """Wait until all envs have stepped, which `send` was told of; return what `step` returns."""
+    def recv_all(self, *, infos_of_each: bool = False) -> Step:
+        """Wait until all envs have stepped, which `send` was told of; return what `step` returns.
+
+        Parameters
+        ----------
+        infos_of_each
+            Return the infos as a list with the dict of each env, as it gave it; an empty list where no env said
+            anything.  Where an episode ended, with "same_step", the dict has `final_obs` and `final_info`, and beside
+            them the infos of the reset.
+        """
         lanes = self._driver.lanes
         self.end.check_sent("recv_all")
         with self.interrupts:
             self.steps.receive(len(lanes), self.steps.outcomes.lay)
-            return self.steps.outcome(lanes)
+            return self.steps.outcome(lanes, infos_of_each)
 
     def send(self, actions: object, envs_slice: np.ndarray | None = None) -> None:
         """Check actions and send them to the ranks, which step while the caller goes on.

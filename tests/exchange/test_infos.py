@@ -1,7 +1,9 @@
 """Infos of many envs are one dict, whoever's they are; or named ones only, in columns; or none."""
 
+import pickle
 import random
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 from envs import Agreeing
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from hypothesis import given
+from hypothesis import strategies as st
 from jobs import Job, once
 from oracle import differences, record
 
@@ -18,9 +22,11 @@ from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.exchange.exchange import pack_infos
 from mpi_rollout.exchange.infos import (
+    EnvInfos,
     add_columns,
     add_info,
     info_leaves,
+    infos_of_each,
     merge_infos,
     names_of,
     write_columns,
@@ -69,9 +75,9 @@ def merged(infos: list[dict[str, Any]], edges: list[int]) -> dict[str, Any]:
     return merge_infos(len(infos), [(rows, part) for rows, part in parts if part])
 
 
-def told(infos: list[dict[str, Any]]) -> dict[str, Any]:
+def told(infos: list[dict[str, Any]]) -> EnvInfos:
     """What a rank makes of the infos of its envs."""
-    gathered: dict[str, Any] = {}
+    gathered: EnvInfos = []
     for index, info in enumerate(infos):
         add_info(gathered, info, index)
     return gathered
@@ -101,10 +107,44 @@ def test_of_numbers_of_several_types_the_first_envs_decides_for_all(values: list
 
 
 @pytest.mark.parametrize("edges", EDGES, ids=str)
-@pytest.mark.parametrize("values", [[{"a": 1}, 2], [2, {"a": 1}]], ids=str)
-def test_a_dict_beside_a_number_is_refused_on_whichever_ranks_they_are(values: list[Any], edges: list[int]):
-    with pytest.raises(DataError, match=r"info 'x' is a dict in one env and int(64)? in another; make them alike"):
-        merged([{"x": value} for value in [values[0]] * 6 + values[1:]], edges)
+def test_a_number_after_a_dict_is_where_gymnasium_puts_it(edges: list[int]):
+    infos = [{"x": value} for value in [{"a": 1}, {"a": 2}, 5, {"b": 3}, None, {"a": 4}, "word"]]
+    assert differences(merged(infos, edges), added(infos)) == []
+
+
+@pytest.mark.parametrize("edges", EDGES, ids=str)
+def test_a_dict_after_a_number_is_refused_as_gymnasium_fails_on_whichever_ranks_they_are(edges: list[int]):
+    with pytest.raises(DataError, match=r"info 'x' is a dict in one env and ndarray in one before it, which Gymnasium"):
+        merged([{"x": value} for value in [2] * 6 + [{"a": 1}]], edges)
+
+
+VALUES = st.one_of(
+    st.integers(-3, 3),
+    st.sampled_from([0.5, np.nan, 2**63, True, None, "word", np.int8(5), np.float32(0.1), np.uint64(2**63)]),
+    st.sampled_from([[1], [1, 2], np.ones(3), np.zeros(2, int), np.ones((2, 3)), np.array("word"), np.zeros(0)]),
+)
+SAID = st.dictionaries(st.sampled_from("ab"), VALUES | st.dictionaries(st.sampled_from("ab"), VALUES, max_size=2))
+
+
+@given(st.lists(SAID, min_size=7, max_size=7), st.sampled_from(EDGES))
+def test_any_infos_are_merged_as_gymnasium_merges_them_or_refused_where_it_fails(infos: list[Any], edges: list[int]):
+    try:
+        expected = added(infos)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        with pytest.raises(DataError):
+            merged(infos, edges)
+        return
+    assert differences(merged(infos, edges), expected) == []
+
+
+@given(st.lists(SAID, min_size=7, max_size=7), st.sampled_from(EDGES))
+def test_any_infos_of_each_env_are_its_own_as_it_gave_them(infos: list[Any], edges: list[int]):
+    parts = [(slice(start, stop), told(infos[start:stop])) for start, stop in pairwise([0, *edges, len(infos)])]
+    of_each = infos_of_each(7, parts)
+    assert differences(of_each, infos) == []
+    for own, given_info in zip(of_each, infos, strict=True):
+        for name, value in own.items():
+            assert not isinstance(value, dict | list | np.ndarray) or value is not given_info[name]
 
 
 # Which infos are wanted.
@@ -311,13 +351,13 @@ def test_an_info_of_some_envs_is_written_into_its_rows_and_marked():
 def test_an_info_in_what_is_no_dict_is_refused_with_the_way_out():
     with pytest.raises(DataError, match=r"^infos: 'deep/position': 'deep' is not a dict in .*; name it otherwise$"):
         write_columns(
-            add_info({}, {"deep": 3}, 0), LEAF, np.zeros((3, 2)), np.zeros(3, bool), way_out="name it otherwise"
+            add_info([], {"deep": 3}, 0), LEAF, np.zeros((3, 2)), np.zeros(3, bool), way_out="name it otherwise"
         )
 
 
 def test_integers_of_different_types_are_whole_numbers_beside_each_other():
     values, mask = np.zeros(3, np.int64), np.zeros(3, bool)
-    given: dict[str, Any] = {}
+    given: EnvInfos = []
     for row, number in enumerate((np.uint64(2**62 + 1), np.int64(-1), True)):
         add_info(given, {"count": number}, row)
     write_columns(given, Leaf(("count",), np.dtype(np.int64), ()), values, mask)
@@ -336,4 +376,9 @@ def test_named_infos_of_one_dict_have_its_envs_together():
 
 def test_infos_that_cannot_be_sent_are_refused_by_name():
     with pytest.raises(DataError, match=r"^info 'lock' cannot be sent: TypeError: cannot pickle .*infos=\"none\"\)$"):
-        pack_infos({"step": 3, "lock": threading.Lock()})
+        pack_infos([(0, {"step": 3, "lock": threading.Lock()})])
+
+
+def test_a_dict_whose_class_cannot_be_pickled_is_sent_as_a_dict():
+    info = {"parts": defaultdict(lambda: 0, a=1.5)}
+    assert pickle.loads(pack_infos([(2, info)])) == [(2, {"parts": {"a": 1.5}})]

@@ -36,6 +36,25 @@ class Rich(Counting):
         return observation, reward, terminated, truncated, info | ({"TimeLimit.truncated": 7} if terminated else {})
 
 
+class Unlike(Counting):
+    """Says things of other types and shapes than its neighbours, and than itself in the step before."""
+
+    def reset(self, *, seed=None, options=None):
+        observation, _ = super().reset(seed=seed)
+        return observation, {"score": [0, 0.25, None][self.episode % 3]}
+
+    def step(self, action):
+        observation, reward, terminated, truncated, _ = super().step(action)
+        kind = (self.seed + self.step_number) % 5
+        info = {
+            "score": [0, 0.25 * self.step_number, None, np.float32(0.1), "word"][kind],
+            "path": np.arange(self.step_number, dtype=float),
+            "part": [{"a": 1}, 2, {"a": {"b": np.ones(2)}}, [3], {}][kind],
+            "final_info": kind,
+        }
+        return observation, reward, terminated, truncated, info
+
+
 class Doubles(Counting):
     """Observes float64 in a float32 space."""
 

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from envs import Nested
 from gymnasium.wrappers import OrderEnforcing, TimeLimit, TransformReward
-from sb3_envs import Doubles, Drawing, Pair, Rich, Several, cart, draw
+from sb3_envs import Doubles, Drawing, Pair, Rich, Several, Unlike, cart, draw
 
 import mpi_rollout
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """Equal down to types and bits; but NumPy's integers and Python's are the same."""
+    """Equal down to types and bits."""
     if isinstance(expected, np.ndarray):
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
         assert found.tobytes() == expected.tobytes()
@@ -34,7 +34,7 @@ def assert_same(found: Any, expected: Any) -> None:
         for each in zip(found, expected, strict=True):
             assert_same(*each)
     else:
-        assert (found == expected and type(found) is type(expected)) or isinstance(found, np.integer), (found, expected)
+        assert found == expected and type(found) is type(expected), (found, expected)
 
 
 def pair(envs: Any, make: Callable[[], gymnasium.Env]) -> tuple[Any, Any]:
@@ -276,6 +276,7 @@ class Check:
 CHECKS: dict[str, Check] = {
     "steps of CartPole": Check(stepping, cart, 7),
     "steps with infos": Check(stepping, Rich),
+    "steps with infos of other kinds": Check(stepping, Unlike),
     "steps of a Dict": Check(stepping, Several, 4, {"copy": False}),
     "steps of a Tuple": Check(stepping, Pair, 3),
     "CartPole, ready by three": Check(stepping, cart, 7, {"batch_size": 3}),
