@@ -118,6 +118,11 @@ def seconds_of(text: str) -> float:
     return duration_s
 
 
+def now_s() -> float:
+    """Return the seconds since the boot: nobody sets this clock, and it goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Deadline:
     """The earlier of `--max-walltime`, counted from the start of this process, and the end of the SLURM job.
 
@@ -127,9 +132,10 @@ class Deadline:
     def __init__(self, max_walltime: str | None) -> None:
         self._own_end_s = float("inf") if max_walltime is None else process_start() + seconds_of(max_walltime)
         job_end = os.environ.get("SLURM_JOB_END_TIME", "")
-        self._job_end_s = float(job_end) if job_end.isdecimal() else float("inf")
+        # It is a time of day, which is looked at once: somebody may set that clock.
+        self._job_end_s = now_s() + float(job_end) - time.time() if job_end.isdecimal() else float("inf")
         # Older releases do not set the variable: then SLURM is asked at the first look.
-        self._asked_s = time.time() - ASK_AGAIN_S if job_end.isdecimal() else 0.0
+        self._asked_s = now_s() - ASK_AGAIN_S if job_end.isdecimal() else float("-inf")
 
     @property
     def reason(self) -> str:
@@ -142,14 +148,14 @@ class Deadline:
         Twice the longest time of a commit is kept free, and twice the longest time between two calls of this method.
         """
         margin_s = LEAST_MARGIN_S + 2 * worst_commit_s + 2 * worst_pause_s
-        now_s = time.time()
-        is_close = now_s + margin_s + AHEAD_S >= self._job_end_s
-        if now_s - self._asked_s >= (ASK_AGAIN_S if is_close else ASK_EVERY_S):
+        looked_s = now_s()
+        is_close = looked_s + margin_s + AHEAD_S >= self._job_end_s
+        if looked_s - self._asked_s >= (ASK_AGAIN_S if is_close else ASK_EVERY_S):
             left_s = job_time_left()
-            self._asked_s = time.time()
+            self._asked_s = now_s()
             if left_s is not None:
                 self._job_end_s = self._asked_s + left_s
-        return now_s + margin_s >= min(self._own_end_s, self._job_end_s)
+        return looked_s + margin_s >= min(self._own_end_s, self._job_end_s)
 
 
 def job_time_left() -> float | None:
@@ -171,9 +177,7 @@ def job_time_left() -> float | None:
 
 
 def process_start() -> float:
-    """Return when this process was started, before its imports, in seconds since the epoch."""
+    """Return when this process was started, before its imports, by the clock of `now_s`."""
     with open("/proc/self/stat") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])
-    # Not /proc/uptime: lxcfs gives the age of a container there, and these ticks count from the boot of its host.
-    since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.time() - since_boot_s + ticks / os.sysconf("SC_CLK_TCK")
+    return ticks / os.sysconf("SC_CLK_TCK")  # Not by /proc/uptime: lxcfs gives the age of a container there.

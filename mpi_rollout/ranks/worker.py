@@ -26,7 +26,7 @@ from mpi_rollout.exchange.job_end import abort, end_timeout_s
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import ROOT, rank_and_host
 from mpi_rollout.policies.model import Model
-from mpi_rollout.process.clock import Clock, process_start
+from mpi_rollout.process.clock import Clock, now_s, process_start
 from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.process.host import physical_cores, processor_quota, processor_time
@@ -256,7 +256,7 @@ class Worker:
             "cores": sorted(os.sched_getaffinity(0)),
             "physical_cores": sorted(physical_cores(os.sched_getaffinity(0))),
             "quota": processor_quota(),
-            "cpu_share": time.process_time() / (time.time() - process_start()),
+            "cpu_share": time.process_time() / (now_s() - process_start()),
             # The share of a core that this rank had while it had work; None where the system does not say.
             "core_share": None if before is None or now is None else now.since(before).share,
             "num_envs": sum(len(slice_.env_indices) for slice_ in self.slices),

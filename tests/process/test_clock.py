@@ -21,6 +21,7 @@ from mpi_rollout.process.clock import (
     Deadline,
     Spent,
     losses,
+    now_s,
     process_start,
     seconds_of,
 )
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.any_mpi
 
 RUN = ("--env-factory", "stopping_envs:Slow", "--num-envs", "4", "--progress", "none")
 RUN += ("--policy", "stopping_envs:counting")
-NOW = 1_000_000.0
+NOW, BOOT = 1_000_000.0, 999_900.0  # Seconds since 1970.
 
 
 def test_each_phase_gets_the_time_since_the_last_lap_and_a_restart_gives_it_to_none(monkeypatch: pytest.MonkeyPatch):
@@ -102,14 +103,15 @@ def test_what_is_no_duration_is_refused(text):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch):
-    """A clock that stands at NOW, at which the process was started, until the test moves it."""
+    """A clock that stands at NOW, at which the process was started, until the test moves it, or that of the day."""
 
-    def move(by_s: float) -> None:
-        monkeypatch.setattr(clock_module.time, "time", lambda: NOW + by_s)
+    def move(by_s: float, of_day_s: float = 0.0) -> None:
+        monkeypatch.setattr(clock_module, "now_s", lambda: NOW - BOOT + by_s)
+        monkeypatch.setattr(clock_module.time, "time", lambda: NOW + by_s + of_day_s)
 
     for name in ("SLURM_JOB_END_TIME", "SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(clock_module, "process_start", lambda: NOW)
+    monkeypatch.setattr(clock_module, "process_start", lambda: NOW - BOOT)
     move(0.0)
     return move
 
@@ -144,6 +146,18 @@ def test_without_a_limit_that_is_a_time_it_is_never_time_to_stop(clock, monkeypa
         monkeypatch.setenv("SLURM_JOB_END_TIME", value)
     clock(1e9)
     assert not Deadline(None).is_near(100.0, 100.0)
+
+
+@pytest.mark.parametrize("of_day_s", [-3600.0, 3600.0], ids=["back", "forward"])
+@pytest.mark.parametrize("is_of_slurm", [False, True])
+def test_a_clock_that_is_set_during_the_run_moves_no_limit(clock, monkeypatch, of_day_s, is_of_slurm):
+    if is_of_slurm:
+        monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(NOW) + 100))
+    end = Deadline(None if is_of_slurm else "1:40")
+    clock(50.0, of_day_s)
+    assert not end.is_near(0.0, 0.0)
+    clock(99.0, of_day_s)
+    assert end.is_near(0.0, 0.0)
 
 
 class Squeue:
@@ -237,8 +251,9 @@ def test_an_answer_that_does_not_come_is_not_waited_for(clock, squeue, monkeypat
 
 
 def test_the_start_of_this_process_is_known():
-    assert time.time() - 24 * 3600 < process_start() <= time.time()
-    assert abs(process_start() - os.stat("/proc/self").st_ctime) < 60
+    age_s = now_s() - process_start()
+    assert 0 <= age_s < 24 * 3600
+    assert abs(time.time() - age_s - os.stat("/proc/self").st_ctime) < 60
 
 
 @pytest.mark.mpi(2)
