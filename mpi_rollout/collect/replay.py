@@ -249,3 +249,5 @@ def load(block: Block, past: Past, lost: Collection[int], columns: Columns) -> N
         array[: len(rows)] = rows
     if past.num_steps > block.start:
         block.truncations[past.num_steps - 1 - block.start, sorted(lost)] = True
+        for array in block.alive_arrays:
+            array[past.num_steps - block.start, sorted(lost)] = False

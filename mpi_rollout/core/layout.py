@@ -87,6 +87,12 @@ class Columns:
     def outcomes(self) -> tuple[np.ndarray, ...]:
         return self.results + self.agent_results
 
+    @property
+    def alive_arrays(self) -> tuple[np.ndarray, ...]:
+        """Which agents act in the next step, an array for each agent."""
+        num_agents = len(self.agent_results) // len(self.results)
+        return self.observation_arrays[len(self.observation_arrays) - num_agents :]
+
 
 HEADER = (  # Eight bytes each, in the first cache line.
     Leaf(("step_s",), np.dtype(np.float64), ()),  # The seconds of the rank's envs; in row 0 for the whole fragment.
@@ -176,6 +182,7 @@ class Block:
                 self.named[name] = np.zeros((num_rows, num_envs, *leaf.shape), leaf.dtype)
                 arrays[column].append(self.named[name])
         self.observation_arrays, self.action_arrays = arrays["observations"] + arrays["alive"], arrays["actions"]
+        self.alive_arrays = arrays["alive"]
         self.extra_arrays, self.info_arrays = arrays["extras"], arrays["infos"]
         self.final_observation_arrays, self.final_info_arrays = arrays["final_observations"], arrays["final_infos"]
         self.state_arrays = self.observation_arrays + self.info_arrays

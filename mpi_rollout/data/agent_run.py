@@ -4,19 +4,22 @@ import json
 
 import numpy as np
 
-from mpi_rollout.core.columns import RESULTS
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.data.reading import ordered
 from mpi_rollout.errors import UsageError
-from mpi_rollout.storage.schema import EPISODE, RETURN_OF, agents_in
+from mpi_rollout.storage.agent_episodes import agent_episodes, agent_steps, within
+from mpi_rollout.storage.schema import agents_in
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import parsed
+
+TRUNCATIONS = "truncations"
 
 
 class AgentRun(StoredRun):
     """What a run has written of one agent: its columns under the names of an env's own, and its episodes.
 
-    An episode of an agent is the steps in which it acts, within one of its env.  Extras are those of the env.
+    An episode of an agent is a run of neighbouring steps in which it acts, see `storage.agent_episodes`.  Extras are
+    those of the env.
 
     Raises
     ------
@@ -58,28 +61,38 @@ class AgentRun(StoredRun):
         return self._stored_names.get(name, name)
 
     def _take_episodes(self) -> None:
-        """Make the rows of its episodes: of each env's episode the steps in which the agent acts, if there are any."""
-        of_envs, num_steps = np.concatenate([super().ended, super().unfinished()]), self.num_steps
-        steps, envs = slice(0, num_steps), slice(0, self.config.num_envs)
-        alive = super().read(f"alive/{self._agent}", steps, envs) if num_steps else np.zeros((0, envs.stop), np.bool_)
-        acted = np.flatnonzero(alive.T)  # Env after env.
-        begin = of_envs["env_index"] * num_steps + of_envs["start"]
-        first, behind = (np.searchsorted(acted, place) for place in (begin, begin + of_envs["length"]))
-        has_acted = behind > first
-        of_envs, first, behind = of_envs[has_acted], first[has_acted], behind[has_acted]
-        rows = np.zeros(len(of_envs), EPISODE)
-        for name in ("env_index", "seed", "faulted"):
-            rows[name] = of_envs[name]
-        rows["return"], rows["length"] = of_envs[RETURN_OF + self._agent], behind - first
-        rows["start"] = acted[first] - rows["env_index"] * num_steps
-        last, (_, *ends) = rows["start"] + rows["length"] - 1, RESULTS
-        for name, end in zip(("terminated", "truncated"), ends, strict=True):
-            flags = super().read(f"{end.path}/{self._agent}", steps, envs) if num_steps else alive
-            rows[name] = flags[last, rows["env_index"]]
-        is_cut = (of_envs["terminated"] | of_envs["truncated"]) & ~rows["terminated"] & ~rows["truncated"]
-        rows["truncated"] |= is_cut  # The env has ended, and the agent has not.
-        rows["faulted"] &= last + 1 == of_envs["start"] + of_envs["length"]
+        """Make the rows of its episodes; what the file says outside of all episodes of envs is not looked at."""
+        num_steps, envs = self.num_steps, slice(0, self.config.num_envs)
+        of_envs = np.concatenate([super().ended, super().unfinished()])
+
+        def read(name: str, start: int, stop: int) -> np.ndarray:
+            return super(AgentRun, self).read(name, slice(start, stop), envs)
+
+        rows = agent_episodes(agent_steps(read, self._agent, num_steps, envs.stop), envs.stop)
+        around, is_inside = within(rows, of_envs, num_steps)
+        rows, around = rows[is_inside], around[is_inside]
+        rows["seed"] = around["seed"]
+        rows["faulted"] = around["faulted"] & (_stop(rows) == _stop(around))
         self.episodes = ordered(rows)
+
+    def read(self, name: str, rows: slice | np.ndarray, envs: slice, into: np.ndarray | None = None) -> np.ndarray:
+        """Read as a `StoredRun` does; `truncations` say where the agent's episodes are truncated, as their rows do."""
+        if name != TRUNCATIONS:
+            return super().read(name, rows, envs, into)
+        if isinstance(rows, np.ndarray):
+            first, stop = (int(rows.min()), int(rows.max()) + 1) if len(rows) else (0, 0)
+            return self.read(name, slice(first, stop), envs)[rows - first]
+        array = super().read(name, rows, envs, into)
+        first, stop = np.searchsorted(_stop(self.episodes), (rows.start + 1, rows.stop + 1))
+        ended = self.episodes[first:stop]
+        ended = ended[ended["truncated"] & (ended["env_index"] >= envs.start) & (ended["env_index"] < envs.stop)]
+        array.view(np.bool_)[_stop(ended) - 1 - rows.start, ended["env_index"] - envs.start] = True
+        return array
 
     def unfinished(self) -> np.ndarray:
         return np.asarray(self.episodes[~(self.episodes["terminated"] | self.episodes["truncated"])])
+
+
+def _stop(rows: np.ndarray) -> np.ndarray:
+    """Return the step after the last one of each episode."""
+    return np.asarray(rows["start"] + rows["length"])

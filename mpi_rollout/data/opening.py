@@ -154,7 +154,8 @@ def open(path: Path | list[Path] | tuple[Path, ...], *, agent: str | None = None
         A file: complete, recovered, or a `.part`, of which all is there that its run has committed.  Or a list of
         files whose envs have the same spaces: they are one data set.
     agent
-        Of envs with several agents, read the data of this one alone: its spaces, columns and episodes.
+        Of envs with several agents, read the data of this one alone: its spaces, columns and episodes.  These are the
+        runs of neighbouring steps in which it acts.
 
     Raises
     ------

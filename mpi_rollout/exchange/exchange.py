@@ -188,6 +188,8 @@ class Exchange:
         self.columns.truncations[slot] = True
         for column, array in zip(self.columns.observation_arrays, observation_arrays, strict=True):
             column[slot, :, :rows] = array
+        for column in self.columns.alive_arrays:
+            column[slot] = False
         for values, mask in self.columns.info_arrays:
             values[slot], mask[slot] = 0, False
 

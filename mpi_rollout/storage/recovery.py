@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 import h5py
 import numpy as np
 
-from mpi_rollout.core.columns import has_last_row, result_name
+from mpi_rollout.core.columns import ALIVE, has_last_row, result_name
 from mpi_rollout.errors import DataError, RolloutError, StorageError
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.storage.checked_file import CheckedFile, check_num_steps, checked
@@ -157,9 +157,10 @@ def copy_prefix(
     is_last
         No steps follow.  Otherwise chunks that are not full are left so that writing can go on; see `chunks`.
     """
-    truncations = result_name("truncations", agents_in(source.root))
+    agents = agents_in(source.root)
+    marks = {result_name("truncations", agents): True, **{f"{ALIVE.path}/{agent}": False for agent in agents}}
     for name in destination.columns:
-        _copy_column(source, destination, name, sorted(lost) if name == truncations else [], is_last)
+        _copy_column(source, destination, name, sorted(lost) if name in marks else [], marks.get(name, True), is_last)
     table = _copy_episodes(source, destination, lost)
     destination.tables["throughput/intervals"].append(source.table("throughput/intervals", INTERVAL))
     destination.commit(source.num_steps)
@@ -167,9 +168,9 @@ def copy_prefix(
 
 
 def _copy_column(
-    source: CheckedFile | SetSource, destination: FileDatasets, name: str, ends: list[int], is_last: bool
+    source: CheckedFile | SetSource, destination: FileDatasets, name: str, ends: list[int], mark: bool, is_last: bool
 ) -> None:
-    """Copy the rows of a column that count; in the last one, set the values of the envs `ends` to true."""
+    """Copy the rows of a column that count; in the last one, set the values of the envs `ends` to `mark`."""
     path, writer = f"trajectories/{name}", destination.columns[name]
     column, num_rows = source.stored.chunks(path), source.num_steps + has_last_row(name)
     rows = math.lcm(column.rows, writer.chunks[0])  # Powers of two: the larger of them.
@@ -180,7 +181,7 @@ def _copy_column(
         buffer[stop:] = np.zeros((), buffer.dtype)
         column.read(row, row + stop, into=buffer)
         if row + stop == num_rows and ends:
-            buffer[stop - 1, ends] = True
+            buffer[stop - 1, ends] = mark
         destination.append(name, buffer, row, stop, is_last=is_last and row + stop == num_rows)
 
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from mpi_rollout.core.spaces import first_of
 from mpi_rollout.errors import ContentError, DataError, RolloutError
+from mpi_rollout.storage.agent_episodes import AgentSteps, agent_episodes, agent_steps, within
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.episodes import make_table, stored_results
 from mpi_rollout.storage.manifest import check_end, is_set, open_shard, read_manifest
 from mpi_rollout.storage.sandbox import PATIENCE_S, answer_of, started
-from mpi_rollout.storage.schema import RESET, is_recording
+from mpi_rollout.storage.schema import RESET, agents_in, is_recording
 from mpi_rollout.storage.set_end import check_set
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.tail import not_continued
@@ -216,7 +218,34 @@ def _check_episodes(file: CheckedFile) -> int:
         raise ContentError(
             f"resets says that the episode of env {env} was cut before step {step:,}; it is not truncated"
         )
+    _check_agents(file, np.concatenate([rows[: num_expected - len(unfinished)], unfinished]))
     return len(rows)
+
+
+def _check_agents(file: CheckedFile, episodes: np.ndarray) -> None:
+    """Check that agents act in the episodes of their envs alone, and get rewards and ends where they act alone.
+
+    So the rewards of an agent's episodes are those of its env's episode, which `return_AGENT` sums up.
+    """
+    num_envs = file.config.num_envs
+
+    def read(name: str, start: int, stop: int) -> np.ndarray:
+        return file.stored.chunks(f"trajectories/{name}").read(start, stop)
+
+    def told(agent: str) -> Iterator[AgentSteps]:
+        for block in agent_steps(read, agent, file.num_steps, num_envs):
+            file.tell(f"the episodes of {agent} from step {block.start:,} on")
+            if (stray := block.is_stray).any():
+                row, env = first_of(stray)
+                where = f"env {env}, step {block.start + row:,}"
+                raise ContentError(f"{where}: its agent {agent} has a reward or an end, and alive/{agent} is false")
+            yield block
+
+    for agent in agents_in(file.root):
+        rows = agent_episodes(told(agent), num_envs)
+        if len(others := rows[~within(rows, episodes, file.num_steps)[1]]):
+            where = f"env {others[0]['env_index']}, step {others[0]['start']:,}"
+            raise ContentError(f"{where}: alive/{agent} is true, and no episode of the env is there")
 
 
 def _are_made(cuts: np.ndarray, ended: np.ndarray, num_envs: int) -> np.ndarray:

@@ -56,6 +56,78 @@ def test_an_agents_episodes_are_the_steps_in_which_it_acts(job: Job, file: str, 
         assert batch.terminations.sum() == sum(row["terminated"] for row in (*data.episodes, *data.unfinished))
 
 
+def walked(path: Path, agent: str) -> list[tuple[int, int, list[float], bool, bool]]:
+    """Env, start, rewards and ends of an agent's episodes, from step to step of a file, in the order of their ends."""
+    with h5py.File(path) as file:
+        columns = file["trajectories"]
+        alive, rewards = columns[f"alive/{agent}"][()], columns[f"rewards/{agent}"][()]
+        own_ends = [columns[f"{name}/{agent}"][()] for name in ("terminations", "truncations")]
+        over = columns["terminations/__all__"][()] | columns["truncations/__all__"][()]
+    ended, running = [], dict[int, int]()
+    for step, env in np.ndindex(rewards.shape):
+        if not alive[step, env]:
+            continue
+        start = running.setdefault(env, step)
+        terminated, truncated = (bool(flags[step, env]) for flags in own_ends)
+        if terminated or truncated or over[step, env] or not alive[step + 1, env]:
+            own = rewards[running.pop(env) : step + 1, env].tolist()
+            ended.append((env, start, own, terminated, truncated or not terminated))
+    return ended + [(env, start, rewards[start:, env].tolist(), False, False) for env, start in sorted(running.items())]
+
+
+@pytest.fixture(scope="module")
+def restless(job: Job) -> Path:
+    sizes = ("--num-envs", "7", "--num-steps", "90", "--seed", "2")
+    return job.collect(2, "--env-factory", "agents_envs:Restless", *sizes, out="restless.h5")
+
+
+@pytest.mark.parametrize("agent", agents_envs.NAMES)
+def test_an_agent_that_pauses_has_an_episode_for_each_run_of_steps(job: Job, restless: Path, agent: str):
+    expected = walked(restless, agent)
+    assert_are_episodes(restless, agent, expected)
+    num_pauses = sum(truncated for *_, truncated in expected)
+    assert num_pauses > 30 and len({len(rewards) for _, _, rewards, *_ in expected}) > 3
+    assert job(None, "verify", "restless.h5").code == 0
+
+
+def assert_are_episodes(path: Path, agent: str, expected: list[tuple[int, int, list[float], bool, bool]]) -> None:
+    """A file has these episodes of an agent in its table, its columns, its transitions, and when they are read."""
+    with mpi_rollout.open(path, agent=agent) as data:
+        episodes, truncations = list(data.iter_episodes(unfinished=True)), data.truncations[...]
+        rows = [*data.episodes, *data.unfinished]
+        batch = data.transitions[:]
+        picked = data.truncations[[5, 2, 5]]
+    found = [(e.env_index, e.start, e.rewards.tolist(), e.terminated, e.truncated) for e in episodes]
+    assert sorted(found) == sorted(expected)
+    assert [row["return"] for row in rows] == [sum(rewards) for _, _, rewards, *_ in expected]
+    assert all(
+        (e.terminations[-1], e.truncations[-1], e.truncations[:-1].any()) == (e.terminated, e.truncated, False)
+        for e in episodes
+    )
+    ends = {(row["start"] + row["length"] - 1, row["env_index"]) for row in rows if row["truncated"]}
+    assert ends == {*zip(*np.nonzero(truncations), strict=True)} and (picked == truncations[[5, 2, 5]]).all()
+    assert batch.rewards.tolist() == [reward for _, _, rewards, *_ in expected for reward in rewards]
+    assert all((e.observations[:, 1] == e.observations[0, 1] + np.arange(len(e) + 1)).all() for e in episodes)
+
+
+def test_exports_end_each_episode_of_an_agent_that_pauses(job: Job, restless: Path):
+    agent, where = "runner", {"MINARI_DATASETS_PATH": "sets"}
+    assert job(None, "export", "d4rl", "restless.h5", "restless.d4", "--agent", agent).code == 0
+    assert job(None, "export", "minari", "restless.h5", "restless/runner-v0", "--agent", agent, **where).code == 0
+    expected = walked(restless, agent)
+    with h5py.File(job.folder / "restless.d4") as file:
+        ends = np.flatnonzero(file["terminals"][()] | file["timeouts"][()])
+        rewards = [part.tolist() for part in np.split(file["rewards"][()], ends + 1)]
+        assert rewards == [*(rewards for _, _, rewards, *_ in expected), []]
+    with h5py.File(job.folder / "sets/restless/runner-v0/data/main_data.hdf5") as file:
+        assert len(file) == len(expected)
+        for number, (_, _, rewards, terminated, truncated) in enumerate(expected):
+            group = file[f"episode_{number}"]
+            assert group["rewards"][()].tolist() == rewards
+            assert group["terminations"][-1] == terminated
+            assert group["truncations"][-1] == (truncated or not terminated)
+
+
 def test_exports_write_the_data_of_one_agent(job: Job, monkeypatch: pytest.MonkeyPatch):
     refused = job(None, "export", "d4rl", "run.h5", "all.h5")
     assert refused.code == 64 and "export each by itself: --agent walker" in refused.messages[0]

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ import pytest
 from jobs import Job, Result, Running, datasets, is_hydra, job_environment, mpiexec, once, processes_in, rank_of
 from stopped_runs import HOST, committed, kwargs, outputs
 
+import mpi_rollout
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.errors import UsageError
@@ -161,6 +162,29 @@ def test_the_job_goes_on_without_a_rank_however_it_has_gone(
     assert f"lost {len(envs)} of 10 envs: {words}" in result.out
     assert_whole_but(lost, job.folder / "run.h5", undisturbed("envs:Nested", 10, NUM_STEPS, shelf))
     assert faults_in(job.folder / "run.h5") == sorted(lost.items())
+
+
+@pytest.mark.mpi(2)
+def test_agents_of_a_lost_env_act_no_more_and_their_episodes_are_truncated(ulfm, job, num_ranks):
+    pytest.importorskip("pettingzoo")
+    sizes = ("--num-envs", "4", "--num-steps", "60")
+    result = run(job, num_ranks, "--env-factory", "agents_envs:Leaving", *sizes, *STEP_BY_STEP)
+    assert result.code == 0, result.err
+    lost = losses(result)
+    assert [*lost] == [2, 3] and job(None, "verify", "run.h5").code == 0
+    with mpi_rollout.open(job.folder / "run.h5") as whole:
+        cut = {agent: [bool(whole.alive[agent][step, env]) for env, step in lost.items()] for agent in whole.agents}
+        assert not any(whole.alive[agent][step + 1 :, env].any() for agent in cut for env, step in lost.items())
+    assert any(acted for of_agent in cut.values() for acted in of_agent)
+    for agent, acted in cut.items():
+        with mpi_rollout.open(job.folder / "run.h5", agent=agent) as data:
+            is_lost = np.isin(data.episodes["env_index"], [*lost])
+            faulted, cut_here = data.episodes[data.episodes["faulted"]], [*compress(lost.items(), acted)]
+            assert not data.episodes[~is_lost]["faulted"].any()
+            assert faulted["env_index"].tolist() == [env for env, _ in cut_here]
+            assert all(episode.truncations[-1] == episode.truncated for episode in data.iter_episodes())
+            assert all(data.truncations[step, env] for env, step in cut_here)
+            assert not np.isin(data.unfinished["env_index"], [*lost]).any()
 
 
 @pytest.mark.mpi(4)

@@ -1,5 +1,7 @@
 """Envs with several agents that show who they are: agents leave one after the other, and one comes later."""
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from typing import Any
@@ -11,6 +13,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from stopping_envs import Policy
 
 from mpi_rollout.core.seeding import episode_seeds
+from mpi_rollout.exchange.world import claimed_rank
 
 NAMES = ("walker", "runner", "late")
 
@@ -84,6 +87,56 @@ def even(longest: int = 7) -> ParallelEnv:
             return ({agent: seen for agent, seen in outcome[0].items() if agent != "late"}, *outcome[1:])
 
     return Even()
+
+
+class Restless(ParallelEnv):
+    """Who acts, and who ends, is drawn in each step: agents pause, come back, leave without an end, and end again.
+
+    An agent's observation is [a number of the episode, step], its reward is drawn.
+    """
+
+    def __init__(self, longest: int = 12):
+        self.metadata, self.possible_agents, self.agents = {"name": "restless"}, list(NAMES), []
+        self._longest = longest
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        return spaces.Box(0, 2.0**32, (2,), np.float64)
+
+    def action_space(self, agent: str) -> spaces.Space:
+        return spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None):
+        self._draw = np.random.default_rng(seed)
+        self._seed, self._step = int(self._draw.integers(1, 2**31)), 0
+        self._last = int(self._draw.integers(1, self._longest))
+        self.agents = self._some() or list(NAMES)
+        return self._seen(), {}
+
+    def step(self, actions: dict[str, Any]):
+        self._step += 1
+        acted = list(self.agents)
+        rewards = {agent: self._draw.normal() for agent in acted}
+        terminations, truncations = ({agent: self._draw.random() < 0.1 for agent in acted} for _ in range(2))
+        self.agents = self._some() if self._step < self._last else []
+        return self._seen(), rewards, terminations, truncations, {}
+
+    def _some(self) -> list[str]:
+        return [agent for agent in NAMES if self._draw.random() < 0.6]
+
+    def _seen(self) -> dict[str, Any]:
+        return {agent: np.array([self._seed, self._step], np.float64) for agent in NAMES}
+
+
+class Leaving(Restless):
+    """The process of the second rank is killed in a step of an episode's middle."""
+
+    num_calls = 0
+
+    def step(self, actions: dict[str, Any]):
+        Leaving.num_calls += 1
+        if claimed_rank() == 1 and Leaving.num_calls > 40 and 1 < self._step < self._last - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(actions)
 
 
 class Stranger(Lives):
