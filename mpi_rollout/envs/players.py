@@ -113,7 +113,7 @@ class PlayersVectorEnv(VectorEnv):
         """Write what the last step or reset gave into the players' own columns."""
         for column, values in zip(columns.agent_results, self._outcomes, strict=True):
             column[...] = values
-        for column in columns.observation_arrays[-len(self.agent_names) :]:
+        for column in columns.alive_arrays:
             column[...] = self._alive
 
     def close(self, **_kwargs: object) -> None:

@@ -217,8 +217,8 @@ class SingleEnvs(CalledByName):
             raise EnvError(f"env {single.env_index} could not be restarted: {what}") from error
         single.take(env)
         before, self.agents = self.agents, agents_envs(self.single_observation_space, self.envs)
-        if self.agents:  # Whoever was alive is truncated.
-            self.agents[index].leave_out(before[index].flags_of_alive())
+        if self.agents:  # Whoever acted is truncated.
+            self.agents[index].take_over(before[index])
         self._time.replace(index, single.limit)
 
     @contextmanager

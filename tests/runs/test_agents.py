@@ -156,7 +156,7 @@ def test_a_run_in_shards_has_the_data_of_one_file(job: Job):
 
 
 REFUSED = {
-    "Stranger": (65, "its agent 'stranger' is not in possible_agents (walker, runner, late); name all agents there"),
+    "Stranger": (65, "its `agents` have 'stranger', which is not in possible_agents (walker, runner, late); name all"),
     "Bare": (65, "its reset should return observation and info, got dict; return both"),
     "Done": (65, "terminated, truncated and info, got 4 values; return terminated and truncated in the place of done"),
     "Unpaid": (65, "its agent 'runner' acted and has no reward"),
