@@ -3,13 +3,14 @@
 import gc
 import sys
 
-from mpi_rollout.process import leftovers
+from mpi_rollout.process import hash_seed, leftovers
 from mpi_rollout.process import start as beginning
 from mpi_rollout.process.rank_variables import claimed_rank
 
 
 def start() -> int:
     """Run the command line as a program of its own; return its exit code."""
+    hash_seed.fix()
     beginning.end_with_launcher()
     beginning.heed_signals()
     beginning.check_python()

@@ -56,6 +56,8 @@ set_environment() {
     export MPI_ROLLOUT_BIND=${BIND:-} # For the doctor.
     # NumPy's threads: as many as the node has cores, in each rank.
     export OMP_NUM_THREADS=$cpus_per_rank OPENBLAS_NUM_THREADS=$cpus_per_rank MKL_NUM_THREADS=$cpus_per_rank
+    # The same order of sets on all ranks and in all runs; a training script is not started again with it.
+    export PYTHONHASHSEED=${PYTHONHASHSEED:-0}
     # Python holds back what it prints to a log for as long as it likes.
     export PYTHONUNBUFFERED=1
     # `make install` has Open MPI start more ranks than a machine has cores, which would all be on the first node.

@@ -208,11 +208,13 @@ def _columns_text(described: dict[str, Any]) -> str:
     return ", ".join(f"{path} ({part['dtype']}, shape {part['shape']})" for path, part in parts) or "none"
 
 
-def bring_back(driver: Driver, past: Past, columns: Columns, on_steps: Callable[[], None]) -> dict[int, int]:
+def bring_back(
+    driver: Driver, past: Past, columns: Columns, on_steps: Callable[[], None], why: str = ""
+) -> dict[int, int]:
     """Take steps again until the envs are where they were; return the first lost step of each env that is not.
 
     Random generators of all ranks go on from there.  `on_steps` is as in `Replay.run`.  DataError if an env gave
-    something else than before, and these envs come back by all of their steps only.
+    something else than before, and these envs come back by all of their steps only; `why` says a likely cause.
     """
     differences = Replay(driver, past, columns).run(on_steps)
     if differences and not past.is_by_episodes:
@@ -220,7 +222,7 @@ def bring_back(driver: Driver, past: Past, columns: Columns, on_steps: Callable[
         raise DataError(
             f"env {past.first_env + index} did not reproduce step {first.step:,}, and envs without a seed for each "
             "episode go on from where they were or not at all; is another version of them, or of what they use, "
-            "installed?"
+            f"installed?{f' ({why})' if why else ''}"
         )
     driver.call_ranks("end_replay", sorted(differences))
     driver.restarts = []  # Envs that failed meanwhile are among the lost.
@@ -228,8 +230,10 @@ def bring_back(driver: Driver, past: Past, columns: Columns, on_steps: Callable[
     return {index: differences[index].step for index in sorted(differences)}
 
 
-def say_resumed(source: str, past: Past, steps: tuple[int, int], lost: Mapping[int, int], seconds: float) -> None:
-    """Tell the user after which of all steps the run goes on, and which envs did not come back."""
+def say_resumed(
+    source: str, past: Past, steps: tuple[int, int], lost: Mapping[int, int], seconds: float, why: str = ""
+) -> None:
+    """Tell the user after which of all steps the run goes on, and which envs did not come back; `why`, if known."""
     num_again = past.num_steps - past.first_step
     say(
         f"mpi_rollout: continuing {source} after {steps[0]:,} of {counted(steps[1], 'step')}; took "
@@ -238,7 +242,7 @@ def say_resumed(source: str, past: Past, steps: tuple[int, int], lost: Mapping[i
     for index, step in list(lost.items())[:MOST_SAID]:
         say(
             f"mpi_rollout: env {past.first_env + index} did not reproduce step {step}: its running episode is ended as "
-            "truncated and faulted\n"
+            f"truncated and faulted{f' ({why})' if why else ''}\n"
         )
 
 

@@ -32,6 +32,7 @@ from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.policies.blocks import BlockPolicy
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.sources import load_model
+from mpi_rollout.process import hash_seed
 from mpi_rollout.process.console import say
 from mpi_rollout.process.host import check_blocks
 from mpi_rollout.process.start import shadowing
@@ -186,19 +187,22 @@ class Root:
     def _go_on_from(self, past: Past, source: str) -> Collector:
         """Bring the envs back to where they stood after `past`; `source` is the file of the run, in messages."""
         from mpi_rollout.data.columns import columns_of
+        from mpi_rollout.storage.untrusted import parsed
 
         with closing(self._output.open_past()) as stored:  # It stays open also when another file has taken its place.
             columns, start = columns_of(stored), perf_counter()
             check_promise(past, self._facts.reproducibility, source)
             check_columns(self._driver.exchanges.contents, str(stored.attributes["spaces"]), source)
-            lost = bring_back(self._driver, past, columns, self._monitor.check_stop)
+            then = parsed(stored.attributes, "versions", dict).get(hash_seed.VARIABLE, "")
+            why = hash_seed.suspicion(then, hash_seed.in_use())
+            lost = bring_back(self._driver, past, columns, self._monitor.check_stop, why)
             self._state.catch_up_s = perf_counter() - start
             if past.num_steps < self._config.num_steps:  # Else only the file is to be closed.
                 self._source.resume(Recall(self._driver, past, lost, columns, self._monitor.check_stop))
             running = past.num_steps - np.minimum(past.starts, past.num_steps)
             self._state.env_steps_before = int(stored.ended["length"].sum() + running.sum())
             if self._team.speaks or lost:
-                say_resumed(source, past, (self._num_before, self._config.num_steps), lost, self._state.catch_up_s)
+                say_resumed(source, past, (self._num_before, self._config.num_steps), lost, self._state.catch_up_s, why)
             collector = self._make_collector(lost)
             num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
             collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, columns))

@@ -28,6 +28,7 @@ from mpi_rollout.exchange import job_end, world
 from mpi_rollout.exchange.surviving import check_ulfm, is_ulfm_on
 from mpi_rollout.policies.model import PolicySource, make_model
 from mpi_rollout.policies.sources import find_source, load_model
+from mpi_rollout.process import hash_seed
 from mpi_rollout.process.allocation import starting, unused
 from mpi_rollout.process.console import name_of_stop, say, share_line
 from mpi_rollout.process.interrupts import STOP_SIGNALS, HeardTwice
@@ -72,6 +73,8 @@ def _run(config: RolloutConfig) -> int:
     if comm.size == 1 and size > 1 and config.expect_ranks is None:
         start = starting(size, world.library_name())
         say(f"mpi_rollout: 1 rank in {words}; to use all: {start} ...; if 1 is meant, say so by --expect-ranks 1\n")
+    if comm.rank == world.ROOT and hash_seed.in_use() == hash_seed.RANDOM:
+        say(f"mpi_rollout: {hash_seed.WARNING}\n")
     note = partial(tell_abort, config.path, world.rank_and_host(comm.rank))
     with job_end.noting_abort(note), job_end.all_or_none(comm):
         others_go_on = config.on_rank_loss == "shrink"
@@ -94,6 +97,7 @@ def _run(config: RolloutConfig) -> int:
 def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> tuple[int, Timer]:
     """Do the run; return the exit code, and the timer that ends this process if its envs keep it from ending."""
     marks = {"the configuration": config.to_json(), "the versions": json.dumps(versions())}
+    marks[hash_seed.VARIABLE] = hash_seed.in_use()
     ranks = join(config, comm, config.start_timeout_s, agreement.LIMIT, lambda: marks)
     if ranks.is_member:
         return _step_along(config, ranks)

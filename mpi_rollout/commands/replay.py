@@ -26,6 +26,7 @@ from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.repeating import not_repeated
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError
+from mpi_rollout.process import hash_seed
 from mpi_rollout.storage.schema import agents_in
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import parsed
@@ -225,7 +226,8 @@ def likely_causes(stored: StoredRun) -> str:
 
 
 def changed_versions(stored: StoredRun) -> str:
-    """Say what is installed in another version than the run had: the first thing to suspect."""
+    """Say what is installed in another version than the run had, or has another seed: the first thing to suspect."""
     then, now = parsed(stored.attributes, "versions", dict), versions()
     changed = [f"{name} {then[name]} then, {now[name]} now" for name in now if then.get(name, now[name]) != now[name]]
+    changed += filter(None, [hash_seed.suspicion(then.get(hash_seed.VARIABLE, ""), hash_seed.in_use())])
     return f" ({'; '.join(changed)})" if changed else ""

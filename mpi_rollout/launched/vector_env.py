@@ -26,6 +26,7 @@ from mpi_rollout.errors import Option, Raised, RankLost, RolloutError, UsageErro
 from mpi_rollout.launched.channel import ERRORS, Channel, Meeting, StepMemory
 from mpi_rollout.launched.job import ENDING_S, BatchOptions, Job, Words, batch_command, launcher_of
 from mpi_rollout.policies.parameters import array_of
+from mpi_rollout.process import hash_seed
 from mpi_rollout.process.console import say
 from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.process.interrupts import Interrupts
@@ -90,7 +91,8 @@ def _start(
 ) -> "LaunchedVectorEnv":
     """Start the job, and return its envs when they are made."""
     server = ["-m", "mpi_rollout.launched.server", meeting.folder, str(num_ranks), str(timeout_s)]
-    command = [*words, "-n", str(num_ranks), sys.executable, *server]
+    seed = os.environ.get(hash_seed.VARIABLE) or hash_seed.FIXED  # Launchers may give hosts no variables of this one.
+    command = [*words, "-n", str(num_ranks), "env", f"{hash_seed.VARIABLE}={seed}", sys.executable, *server]
     if sbatch is not None:
         say(f"mpi_rollout: submits a job of {counted(num_ranks, 'rank')}, and waits for it\n")
         command, timeout_s = batch_command(sbatch, meeting.folder, num_ranks, command), inf

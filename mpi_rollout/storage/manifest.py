@@ -10,13 +10,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mpi_rollout.config import RolloutConfig, versions
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.process.console import take_free_descriptors
 from mpi_rollout.storage.checked_file import CheckedFile
 from mpi_rollout.storage.ownership import Lock, identity, make_locked, put_in_free_place, refusal, removed
-from mpi_rollout.storage.schema import COMMIT, Schema, check_datasets, is_manifest, libraries
+from mpi_rollout.storage.schema import COMMIT, Schema, check_datasets, is_manifest, made_with
 from mpi_rollout.storage.shard_files import name_now, shard_path, shards_folder
 from mpi_rollout.storage.stored_file import StoredFile
 from mpi_rollout.storage.untrusted import linked, open_unmarked, parsed, reading, text
@@ -120,7 +120,7 @@ def begin_manifest(
     """
     part, new = f"{path}.part", f"{path}.part.new"
     shards = json.dumps([[envs.start, len(envs)] for envs in ranges])
-    own = {"versions": json.dumps(versions() | libraries()), "run": run, "shards": shards}
+    own = {"versions": json.dumps(made_with()), "run": run, "shards": shards}
     take_free_descriptors()
     lock = make_locked(new)
     with removed(new):

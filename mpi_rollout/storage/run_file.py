@@ -15,7 +15,7 @@ from time import perf_counter
 import h5py
 import numpy as np
 
-from mpi_rollout.config import RolloutConfig, versions
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import StorageError
@@ -32,7 +32,7 @@ from mpi_rollout.storage.schema import (
     Ending,
     Schema,
     is_recording,
-    libraries,
+    made_with,
     padded,
     rank_rows,
 )
@@ -76,7 +76,7 @@ class RunFile:
         prefix: Prefix | None = None,
         replaces: tuple[int, int] | None = None,
     ):
-        attributes = {**attributes, "versions": json.dumps(versions() | libraries())}
+        attributes = {**attributes, "versions": json.dumps(made_with())}
         self._schema = Schema(attributes, num_rows)
         self.path, self.part, self._prefix, self._replaces = config.path, config.path + ".part", prefix, replaces
         self.is_recording = is_recording(attributes)

@@ -15,10 +15,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpi_rollout.config import RolloutConfig, read_config
+from mpi_rollout.config import RolloutConfig, read_config, versions
 from mpi_rollout.core.columns import Rows, column_of, stored_leaves
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError
+from mpi_rollout.process import hash_seed
 from mpi_rollout.process.clock import PHASES
 from mpi_rollout.storage.filters import GZIP_LEVEL, compression_of, filter_options, pays, why_missing
 from mpi_rollout.storage.hdf5_format import LIBVER
@@ -203,6 +204,11 @@ def _check_compression(name: str, dataset: h5py.Dataset, wanted: str) -> None:
         raise ContentError(f"{name} should have the compression {expected}, got {got}")
     if why := why_missing(got):
         raise ContentError(f"{name} is compressed: {why}")
+
+
+def made_with() -> dict[str, str]:
+    """Return what else the data of an env may depend on: versions, and the seed of Python's hashes."""
+    return versions() | libraries() | {hash_seed.VARIABLE: hash_seed.in_use()}
 
 
 def libraries() -> dict[str, str]:

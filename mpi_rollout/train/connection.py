@@ -21,7 +21,7 @@ from mpi_rollout.config import versions
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.errors import RolloutError, StorageError, UsageError
 from mpi_rollout.exchange import job_end, world
-from mpi_rollout.process import exits, rank_variables
+from mpi_rollout.process import exits, hash_seed, rank_variables
 from mpi_rollout.process.console import say, without_stdin
 from mpi_rollout.process.interrupts import exit_by_signals, is_main_thread, unheeded
 from mpi_rollout.process.paths import current, located, started_in
@@ -246,7 +246,8 @@ class Connection:
         return request
 
     def _marks(self) -> dict[str, str]:
-        return self._loaded_request().fingerprint() | {"the versions": json.dumps(versions())}
+        marks = {"the versions": json.dumps(versions()), hash_seed.VARIABLE: hash_seed.in_use()}
+        return self._loaded_request().fingerprint() | marks
 
     def _fingerprint(self, rank_envs: RankEnvs) -> dict[str, str]:
         return self._marks() | rank_envs.fingerprint()

@@ -47,6 +47,7 @@ AT_START = {  # Variables that are read when a process starts, or imports a libr
     "LD_PRELOAD",
     "HDF5_PLUGIN_PATH",
     "OMP_NUM_THREADS",
+    "PYTHONHASHSEED",
     "PYTHONPATH",
 }
 LEARNING = ("stable_baselines3", "torch._dynamo")  # torch imports the second when the first optimizer is made.
@@ -117,6 +118,7 @@ def job_environment(**extra: str) -> dict[str, str]:
     environment["PRTE_MCA_prte_tmpdir_base"] = str(swept_sessions())
     environment["OMPI_MCA_btl_sm_backing_directory"] = str(shared_memory())
     environment["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
+    environment["PYTHONHASHSEED"] = "0"  # Else each start is one of two.
     environment["MPI_ROLLOUT_ANY_SIZE"] = "1"  # Many runs are asked for steps without end, and stopped.
     return environment | extra
 

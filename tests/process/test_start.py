@@ -23,7 +23,7 @@ import os, time
 open(f"imports-{os.getpid()}", "w").close()
 time.sleep(60)
 """
-OF_PROCESS = "__init__", "leftovers", "rank_variables", "start"
+OF_PROCESS = "__init__", "hash_seed", "leftovers", "rank_variables", "start"
 READ_BY_OLD_PYTHONS = ("__init__", "__main__", *(f"process/{name}" for name in OF_PROCESS))
 
 
