@@ -1,7 +1,8 @@
 """What the root does in a run, in this order: start or resume, collect, measure the limit in between, end."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.collect.team import RankTeam
 from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.policy_kinds import MAKE_POLICY
+from mpi_rollout.core.policy_kinds import FORMATS, MAKE_POLICY
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.drive.actions import ActionSource, ModelActions, PolicyActions, PolicyOnRanks, RankActions, too_short
 from mpi_rollout.drive.blocks import Discard
@@ -33,7 +34,7 @@ from mpi_rollout.policies.blocks import BlockPolicy
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.sources import load_model
 from mpi_rollout.process import hash_seed
-from mpi_rollout.process.console import say
+from mpi_rollout.process.console import name_of_stop, say
 from mpi_rollout.process.host import check_blocks
 from mpi_rollout.process.start import shadowing
 from mpi_rollout.ranks.set_up import EnvFacts
@@ -52,6 +53,28 @@ if TYPE_CHECKING:
 NUM_PARTS = 5  # The parts of a run whose limit is measured before, between and after them.
 NUM_BLOCKS = 3
 UNREAD_NBYTES, UNREAD_ROWS = 2**20, 2**10
+
+
+@contextmanager
+def told_loading(policy: PolicySource, worker: Worker, progress: str) -> Iterator[None]:
+    """Say what takes long where a policy's package is imported first; and at once that a signal was heard meanwhile."""
+    form = FORMATS.get(policy.kind)
+    if form is None or form.package in sys.modules:
+        yield
+        return
+    if progress != "none":
+        say(f"mpi_rollout: loading {policy.name} with {form.package}\n")
+
+    def answer() -> None:
+        worker.on_stop = on_stop  # Once.
+        name = name_of_stop(worker.stop_signal)
+        say(f"mpi_rollout: stopped by {name}: ends when {policy.name} is loaded, or at once after a second signal\n")
+
+    on_stop, worker.on_stop = worker.on_stop, answer
+    try:
+        yield
+    finally:
+        worker.on_stop = on_stop
 
 
 class Root:
@@ -127,7 +150,8 @@ class Root:
             say(f"mpi_rollout: {words}\n")
         past = self._state.past
         self._lengths = prepare_lengths(self._config, self._driver)
-        self._source = self._make_source()
+        with told_loading(self._policy, self._driver.worker, self._config.progress):
+            self._source = self._make_source()
         if past is None:
             collector = self._make_collector({})
             collector.start()

@@ -1,6 +1,7 @@
 """A whole run on a single rank, without MPI and without a process of its own."""
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from mpi_rollout.collect import root as root_module
 from mpi_rollout.collect.root import Root
 from mpi_rollout.core.layout import Contents
 from mpi_rollout.errors import SignalInterrupt, StorageError
+from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.storage import ownership, run_file, schema
 from mpi_rollout.storage.status import read_status
@@ -202,3 +204,22 @@ def test_what_the_user_must_take_care_of_is_said_at_the_start(out: Path, monkeyp
     monkeypatch.setattr(single_rank, "claim_output", lambda config: replace(opened(config), warning="beware"))
     assert drive(root_of(out)) == 0
     assert capfd.readouterr().err == "mpi_rollout: beware\n"
+
+
+@pytest.mark.parametrize("progress", ["auto", "none"])
+def test_a_policy_whose_package_is_not_loaded_yet_is_named_and_a_signal_meanwhile_answered_once(
+    monkeypatch, capfd, progress: str
+):
+    monkeypatch.delitem(sys.modules, "stable_baselines3", raising=False)
+    before = lambda: None  # noqa: E731
+    worker = SimpleNamespace(on_stop=before, stop_signal=signal.SIGUSR1)
+    with root_module.told_loading(PolicySource("sb3", "p.zip"), worker, progress):
+        worker.on_stop()
+        worker.on_stop()
+    *loading, stopped = capfd.readouterr().err.splitlines()
+    assert loading == ["mpi_rollout: loading p.zip with stable_baselines3"] * (progress == "auto")
+    assert stopped.startswith("mpi_rollout: stopped by SIGUSR1: ends when p.zip is loaded, or at once")
+    assert worker.on_stop is before
+    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
+    with root_module.told_loading(PolicySource("sb3", "p.zip"), worker, progress):
+        assert worker.on_stop is before and capfd.readouterr().err == ""

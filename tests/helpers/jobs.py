@@ -71,7 +71,7 @@ class Result:
         many tests do: they count their episodes.
         """
         lines = [line for line in self.err.splitlines() if line.startswith("mpi_rollout: ")]
-        usual = " env steps/s, ", " free there)", "env 0 does not repeat its episodes"
+        usual = " env steps/s, ", " free there)", "env 0 does not repeat its episodes", "mpi_rollout: loading "
         others = [line for line in lines if not any(words in line for words in usual)]
         return [line.removeprefix("mpi_rollout: ") for line in others]
 
