@@ -105,11 +105,11 @@ def speaker() -> "str | None":
 
 def _leave_alone(code: int) -> None:
     """Leave so that the launcher ends the others, too: before MPI's start, MPICH's does so after a signal only."""
-    looks = 20 if number_in(LOCAL_SIZE_VARIABLES[:1]) > 1 else 0
+    looks = LOOKS if number_in(LOCAL_SIZE_VARIABLES[:1]) > 1 else 0
     for _ in range(looks):
         if _others_leave():
             break
-        sleep(0.02)
+        sleep(GRACE_S / LOOKS)
     else:
         if looks:
             os.kill(os.getpid(), SIGKILL)
@@ -117,9 +117,9 @@ def _leave_alone(code: int) -> None:
 
 
 def _others_leave() -> bool:
-    """Tell whether another rank of this host has left or is in `leave` itself; True where that cannot be seen."""
+    """Tell whether each other rank of this host has left or is in `leave` itself; True where that cannot be seen."""
     before, after = _others_here()
-    return not is_launcher(os.getppid()) or _has_lost_one() or _are_leaving(before + after)
+    return not is_launcher(os.getppid()) or all(_are_leaving([rank]) for rank in before + after)
 
 
 def _has_lost_one() -> bool:
