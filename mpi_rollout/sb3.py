@@ -27,6 +27,7 @@ from mpi_rollout.envs.inputs import Info, Step
 from mpi_rollout.exchange.infos import FINAL_INFO, FINAL_OBS
 from mpi_rollout.text import pip_install
 from mpi_rollout.train.agents import AgentRows
+from mpi_rollout.train.closing import OfOneJob
 from mpi_rollout.train.connect import connect
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
@@ -40,7 +41,7 @@ Infos = list[Info]
 Indices = None | int | Iterable[int]
 
 
-class MPIVecEnv(VecEnv):
+class MPIVecEnv(OfOneJob, VecEnv):
     """All ranks' envs for Stable-Baselines3's algorithms and wrappers.
 
     Parameters

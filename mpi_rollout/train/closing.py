@@ -2,6 +2,7 @@
 
 import atexit
 import os
+from typing import NoReturn
 
 from mpi_rollout.errors import RolloutError
 from mpi_rollout.exchange import job_end, world
@@ -9,6 +10,17 @@ from mpi_rollout.process import exits
 from mpi_rollout.process.console import say
 from mpi_rollout.text import message_of
 from mpi_rollout.train.ends import RootEnd, Turns
+
+
+class OfOneJob:
+    """Envs that are neither copied nor pickled: to let go of a copy would close the envs of the original."""
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:  # The module copy calls it, too.
+        raise TypeError(
+            f"{type(self).__name__} is neither copied nor pickled: its envs are those of one job; use it as it is, or "
+            "connect or launch again"
+        )
+
 
 OPEN_TURNS: list[Turns[RootEnd]] = []  # The connections whose root this rank is.
 

@@ -32,7 +32,7 @@ from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.storage.values import check_storable
 from mpi_rollout.text import traceback_of
 from mpi_rollout.train.agents import form_of
-from mpi_rollout.train.closing import OPEN_TURNS, close, hint
+from mpi_rollout.train.closing import OPEN_TURNS, OfOneJob, close, hint
 from mpi_rollout.train.ends import RootEnd, Turns, serve
 from mpi_rollout.train.recording import check_record, start_recording, types_of
 from mpi_rollout.train.request import Request
@@ -45,7 +45,7 @@ MEETING = "mpi_rollout.connect"  # What ranks that wait for others are said to h
 GRACE_S = 5.0  # The time that ranks have to end their step when a trainer has failed.
 
 
-class Connection:
+class Connection(OfOneJob):
     """What `connect` returns where there are several ranks: use it in a `with` statement, once.
 
     All ranks agree on the request; it is pickled where the root has sent it.

@@ -24,6 +24,7 @@ from mpi_rollout.envs.inputs import CalledByName, Info, Options, Reset, Seeds, S
 from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.train.agents import AgentsForm
+from mpi_rollout.train.closing import OfOneJob
 from mpi_rollout.train.ends import RootEnd, Turns
 from mpi_rollout.train.fragments import Batch, Fragments
 from mpi_rollout.train.steps import Outcomes, Steps
@@ -31,7 +32,7 @@ from mpi_rollout.train.steps import Outcomes, Steps
 Received = tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info, np.ndarray]  # A step of some envs, and their indices.
 
 
-class MPIVectorEnv(CalledByName):
+class MPIVectorEnv(OfOneJob, CalledByName):
     """All ranks' envs, in env order whatever the number of ranks.  `mpi_rollout.connect` makes it.
 
     Attributes

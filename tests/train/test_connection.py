@@ -1,7 +1,9 @@
 """`connect` on all ranks: however a trainer ends, all ranks end with it."""
 
+import copy
 import json
 import os
+import pickle
 import re
 import signal
 from dataclasses import fields
@@ -10,7 +12,10 @@ import pytest
 from jobs import Job, Result, are_gone
 
 import mpi_rollout
+from mpi_rollout.launched.vector_env import LaunchedVectorEnv
 from mpi_rollout.options import SharedOptions
+from mpi_rollout.train.connection import Connection
+from mpi_rollout.train.vector_env import MPIVectorEnv
 
 HOST = os.uname().nodename
 POLE = "CartPole-v1"
@@ -352,3 +357,12 @@ assert num_mapped <= 2, num_mapped
 def test_the_slots_of_closed_connections_do_not_pile_up(job: Job, num_ranks: int):
     result = run(job, num_ranks, SLOTS)
     assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize("kind", [Connection, MPIVectorEnv, LaunchedVectorEnv])
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_has_the_envs_of_a_job_is_neither_copied_nor_pickled(kind: type, duplicate):
+    envs = kind.__new__(kind)
+    vars(envs)["closed"] = True
+    with pytest.raises(TypeError, match=f"^{kind.__name__} is neither copied nor pickled: .* connect or launch again$"):
+        duplicate(envs)
