@@ -12,7 +12,7 @@ from failing_envs import RANK
 from mpi_rollout.process.leftovers import end_leftovers, keep_leftovers
 
 SLEEP = ["sleep", "1000"]
-DEAF = ["sh", "-c", "trap '' TERM; while :; do sleep 1000; done"]
+DEAF = ["sh", "-c", "trap '' TERM; exec sleep 1000"]
 
 
 def fork_in_session() -> int:
