@@ -83,7 +83,7 @@ OLDEST := .venv-oldest
 
 test-oldest: $(OLDEST)/.installed  ## run a short part of the suite with the oldest versions that setup.cfg allows
 	$(OLDEST)/bin/python -m pytest -n 2 $(BY_FILE) -m "not mpi" --quick -q -r fE
-	$(OLDEST)/bin/python -m pytest -n 2 -m mpi -q tests/runs/test_rank_counts.py tests/train/test_vector_env.py
+	$(OLDEST)/bin/python -m pytest -n 2 -m mpi -q tests/runs/test_rank_counts.py tests/runs/test_unmade_envs.py tests/train/test_vector_env.py
 
 # There are no wheels of the oldest mpi4py.  Here it is compiled without optimization, which takes half a minute.
 $(OLDEST)/.installed: setup.cfg Makefile

@@ -53,7 +53,15 @@ def __getattr__(name: str) -> object:
     """Load what a user imports: what only reads files starts without Gymnasium."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULE_OF[name]), name)
+    try:
+        return getattr(import_module(_MODULE_OF[name]), name)
+    except ImportError:
+        from mpi_rollout.process.start import old_packages
+
+        words = old_packages()
+        if not words:
+            raise
+    raise ImportError(words)  # The error above says no more.
 
 
 def __dir__() -> list[str]:

@@ -125,7 +125,12 @@ def take_reset_mask(options: Options, num_envs: int) -> tuple[np.ndarray | None,
 
 
 class CalledByName(VectorEnv):
-    """What SyncVectorEnv has besides a `VectorEnv`'s methods: its envs' attributes, and calls of their methods."""
+    """What SyncVectorEnv has besides a `VectorEnv`'s methods: its envs' attributes, and calls of their methods.
+
+    It is `closed` until its constructor is through: Gymnasium before 1.3 closes what is deleted, made or not.
+    """
+
+    closed = True
 
     def call(self, name: str, *args: object, **kwargs: object) -> Values:
         """Call a method of each env, or get an attribute, wherever in its wrappers it is.

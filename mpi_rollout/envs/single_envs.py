@@ -140,6 +140,7 @@ class SingleEnvs(CalledByName):
         ]
         self._time = TimeLimits([single.limit for single in self._singles])
         self.faults: list[Restart] = []  # Whoever takes them in clears the list.
+        self.closed = False
 
     def _make_all(self) -> list[gymnasium.Env]:
         """Make all envs; note how long the last one took: the first one includes its modules."""

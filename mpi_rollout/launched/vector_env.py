@@ -133,7 +133,7 @@ class LaunchedVectorEnv(MPIVectorEnv):
     """
 
     def __init__(self, job: Job, channel: Channel, told: object) -> None:
-        self.closed, self._pid = True, os.getpid()
+        self._pid = os.getpid()
         self._job, self._channel = job, channel
         self._lost: RankLost | None = None
         try:

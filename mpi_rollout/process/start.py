@@ -30,6 +30,7 @@ ENDED = 1  # srun reports the largest code of a rank: this leaves it that of the
 GRACE_S = 2.0  # Rank 0 says why first: the launcher ends the others when it has left.
 LOOKS = 100
 NAMES = {SIGINT: "SIGINT", SIGTERM: "SIGTERM", SIGUSR1: "SIGUSR1"}
+LEAST = {"numpy": (1, 26), "gymnasium": (1, 1), "h5py": (3, 11), "tqdm": (4, 60), "mpi4py": (4, 0)}  # As in setup.cfg.
 PACKAGES = ("numpy", "gymnasium", "h5py", "tqdm")  # Not mpi4py: one rank runs without it.
 OF_STEP = "SLURM_STEP_TASKS_PER_NODE"  # As in 2(x3),1: one number for each node.
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -280,6 +281,48 @@ def check_packages() -> None:
     if missing:
         install = f", or {sys.executable} -m pip install {' '.join(missing)}"
         leave(WRONG_LAUNCH, f"{sys.executable} has no {', '.join(missing)}{_way_out(install)}")
+    old = old_packages()
+    if old:
+        leave(WRONG_LAUNCH, old)
+
+
+def old_packages() -> str:
+    """Return words about installed packages that are older than the program needs; "" without any.
+
+    Their versions are read from the names of what pip and conda note beside them.  To import `importlib.metadata` takes
+    50 ms, and the packages longer; and an old one may fail while it is imported.
+    """
+    from importlib.util import find_spec
+
+    words, install = [], []
+    for name, least in LEAST.items():
+        spec = find_spec(name)
+        found = _versions_beside(name, (spec and spec.origin) or "")
+        if found and max(map(_numbers, found)) < least:
+            needed = ".".join(map(str, least))
+            words.append(f"{name} {max(found, key=_numbers)}, and mpi_rollout needs {needed} or newer")
+            install.append(f"'{name}>={needed}'")
+    if not words:
+        return ""
+    way_out = _way_out(f", or {sys.executable} -m pip install {' '.join(install)}")
+    return f"{sys.executable} has {'; '.join(words)}{way_out}"
+
+
+def _versions_beside(name: str, file: str) -> "list[str]":
+    """Return the versions of a package, from each `NAME-VERSION.dist-info`; more than one where an old one was left."""
+    folder = os.path.dirname(os.path.dirname(file))
+    try:
+        beside = os.listdir(folder) if folder else []
+    except OSError:
+        beside = []
+    noted = [entry[len(name) + 1 :].rpartition(".")[0] for entry in beside if entry.startswith(f"{name}-")]
+    return [version for version in noted if _numbers(version)]
+
+
+def _numbers(version: str) -> "tuple[int, ...]":
+    """Return the first two numbers of a version; () if they are none."""
+    parts = version.split("-")[0].split(".")[:2]
+    return tuple(map(int, parts)) if len(parts) > 1 and "".join(parts).isdigit() else ()
 
 
 def _way_out(otherwise: str) -> str:

@@ -68,6 +68,7 @@ class MPIVectorEnv(OfOneJob, CalledByName):
         self.steps = Steps(driver, self.end, mode, outcomes, form)
         self._fragments = Fragments(self.steps, self.end)
         driver.worker.is_wanted = lambda: False  # A trainer gets whole fragments.
+        self.closed = False
 
     @property
     def envs(self) -> NoReturn:

@@ -153,6 +153,8 @@ def test_what_is_written_twice_is_the_same():
     setup = ConfigParser()
     setup.read(CLONE / "setup.cfg")
     required = {line.split()[0] for line in setup["options"]["install_requires"].splitlines() if line}
+    least = {f"{name} >= {'.'.join(map(str, numbers))}" for name, numbers in start.LEAST.items()}
+    assert least == {*filter(None, setup["options"]["install_requires"].splitlines())}
     assert required - {*start.PACKAGES} == {"mpi4py"} and setup["options"]["python_requires"] == ">=3.11"
 
 
@@ -243,3 +245,32 @@ def test_a_file_with_such_a_name_that_fails_nobody_is_not_blamed(job: Job):
     (job.folder / "mine.py").write_text("import statistics\n\n\ndef make():\n    raise RuntimeError('no licence')\n")
     result = job(None, "--env-factory", "mine:make", *RUN[2:])
     assert result.code == 70 and "no licence" in result.err and "statistics" not in "".join(result.messages)
+
+
+def with_old_gymnasium(folder: Path) -> str:
+    """A path for Python on which Gymnasium is too old, as far as the program can tell; and it cannot be used."""
+    (folder / "old" / "gymnasium").mkdir(parents=True)
+    (folder / "old" / "gymnasium-1.0.0.dist-info").mkdir()
+    (folder / "old" / "gymnasium" / "__init__.py").write_text("raise ImportError('cannot import AutoresetMode')")
+    return os.pathsep.join([str(folder / "old"), str(CLONE)])
+
+
+@pytest.mark.parametrize("command", [RUN, (*RUN, "--dry-run"), ("doctor",)], ids=["run", "dry run", "doctor"])
+def test_a_package_that_is_too_old_is_named_in_one_line_with_both_versions(job: Job, command: tuple[str, ...]):
+    result = job(None, *command, PYTHONPATH=with_old_gymnasium(job.folder))
+    assert (result.code, result.num_tracebacks, len(result.messages)) == (78, 0, 1), result.err
+    assert "has gymnasium 1.0.0, and mpi_rollout needs 1.1 or newer" in result.messages[0]
+
+
+@pytest.mark.parametrize("name", ["connect", "launch", "MPIVectorEnv"])
+def test_a_trainer_hears_of_a_package_that_is_too_old(job: Job, name: str):
+    program = f"import mpi_rollout\nmpi_rollout.{name}"
+    result = job.script(None, program, PYTHONPATH=with_old_gymnasium(job.folder))
+    assert result.code == 1 and result.num_tracebacks == 1, result.err
+    last = result.err.strip().splitlines()[-1]
+    assert last.startswith("ImportError: ") and "gymnasium 1.0.0, and mpi_rollout needs 1.1 or newer" in last
+
+
+@pytest.mark.parametrize(("version", "numbers"), [("1.26.4", (1, 26)), ("4.60", (4, 60)), ("3.11rc1", ()), ("x", ())])
+def test_versions_are_compared_by_their_first_two_numbers(version: str, numbers: tuple[int, ...]):
+    assert start._numbers(version) == numbers
