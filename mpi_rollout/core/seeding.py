@@ -41,14 +41,14 @@ class Reproducibility(StrEnum):
 
     EPISODE = "episode"  # The data depend on the run's seed, the env's index and the number of the episode.
     ENV = "env"  # They depend on the seed, the index, and all of the env's steps before.
-    SLICE = "slice"  # They depend on the other envs of the rank, too: they share a generator.
+    SLICE = "slice"  # They depend on the other envs of the rank, too: on a generator, or on their number.
 
     @property
     def words(self) -> str:
         return {
             "episode": "each episode has a seed of its own",
             "env": "each env has a stream of random numbers of its own",
-            "slice": "the envs of a rank share a random generator",
+            "slice": "the envs of a rank depend on each other",
         }[self]
 
 

@@ -58,6 +58,8 @@ class NativeVectorEnv(VectorWrapper):
         """Compile the steps of envs that have compiled ones, with or without observations, before any clock runs."""
         if hasattr(self.env, "compile_steps"):
             self.env.compile_steps(has_observations)
+            if getattr(self.env.unwrapped, "reproducibility", None) == Reproducibility.SLICE:  # It was measured.
+                self.reproducibility = Reproducibility.SLICE
 
     def render(self) -> Values:
         try:

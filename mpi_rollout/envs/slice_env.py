@@ -17,6 +17,7 @@ from mpi_rollout.core.spaces import Space, Tree, leaves, map_tree, set_spaces, t
 from mpi_rollout.envs.inputs import OptionsOfOne, Reset, Step, take_reset_mask
 from mpi_rollout.envs.rollout import RolloutColumns, num_rows_of
 from mpi_rollout.errors import ActionError, UsageError
+from mpi_rollout.process.notices import NOTICES
 
 
 class Backend(Protocol):
@@ -41,8 +42,11 @@ class Backend(Protocol):
     def episodes(self) -> np.ndarray:
         """Return the numbers (num_envs,) int64 of the running episodes in a new array."""
 
-    def compile_steps(self, has_observations: bool) -> None:
-        """Compile what steps need, with or without observations, and change no env."""
+    def compile_steps(self, has_observations: bool) -> bool:
+        """Compile what steps need, with or without observations, and change no env.
+
+        Tell whether an env gives the same bytes in a batch of any width, as far as that is measured here.
+        """
 
 
 class SliceVectorEnv(VectorEnv):
@@ -60,7 +64,7 @@ class SliceVectorEnv(VectorEnv):
     ) -> None:
         self._backend, self._env_indices, self._was_reset = backend, env_indices, False
         self._seed = self._checked_seed(seed)
-        self.takes_uint8, self.compile_steps = backend.takes_uint8, backend.compile_steps
+        self.takes_uint8 = backend.takes_uint8
         set_spaces(self, len(env_indices), observation_space, action_space)
         self._observed, self._acted = leaves(observation_space), leaves(action_space)
         self._shapes = [(self.num_envs, *leaf.shape) for leaf in self._acted]
@@ -70,6 +74,16 @@ class SliceVectorEnv(VectorEnv):
         observations = tree_of(observation_space, [np.zeros(shape + leaf.shape, leaf.dtype) for leaf in self._observed])
         self._row = (observations, np.zeros(shape), np.zeros(shape, np.bool_), np.zeros(shape, np.bool_))
         self._columns_of_row = RolloutColumns(*self._row)
+
+    def compile_steps(self, has_observations: bool) -> None:
+        """Compile steps; promise less where the data of an env depend on the number of envs here."""
+        if not self._backend.compile_steps(has_observations):
+            self.reproducibility = Reproducibility.SLICE
+            NOTICES.note(
+                f"envs {self._env_indices.start} to {self._env_indices.stop - 1}",
+                "an env gives other data for the same keys in a batch of another width; so the data depend on the "
+                "number of ranks (reproducibility is slice in the file), and such a run cannot be continued",
+            )
 
     def reset(self, *, seed: int | None = None, options: OptionsOfOne = None) -> Reset:
         """Begin episodes: episode 0 of each env at first and whenever there is a seed, else each env's next one.

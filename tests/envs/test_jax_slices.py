@@ -8,14 +8,15 @@ import pytest
 from gymnasium.error import ResetNeeded
 
 from mpi_rollout.core.seeding import Reproducibility
-from mpi_rollout.envs.env_maker import EnvMaker
+from mpi_rollout.envs.env_maker import EnvMaker, make_slice
 from mpi_rollout.envs.jax_slices import gymnax, jax_slice
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns
 from mpi_rollout.errors import UsageError
 
 jax = pytest.importorskip("jax")
 
-from jax_envs import HOP, Growing, Hop, Nested, Slow, hops  # noqa: E402
+from jax_envs import HOP, Growing, Hop, Nested, Slow, hops, wides  # noqa: E402
+from noticing import note_only, noted  # noqa: E402
 
 from mpi_rollout.envs.jax_slices import backend  # noqa: E402
 
@@ -145,6 +146,17 @@ def test_what_nobody_reads_is_not_made():
     assert np.array_equal(rewards[:70], expected[1][:70]) and (rewards[70:] == 9).all()
     assert np.array_equal(ends[:70], expected[2][:70]) and ends[70:].all()
     assert np.array_equal(envs.last_observations(), expected[0][69])
+
+
+@pytest.mark.parametrize("num_envs", [5, 40])
+def test_envs_whose_data_depend_on_the_width_of_their_batch_promise_less_and_that_is_told(num_envs: int):
+    note_only()
+    for factory, promised in ((hops, Reproducibility.EPISODE), (wides, Reproducibility.SLICE)):
+        envs = make_slice(EnvMaker(factory, vectorization_mode="native"), range(num_envs), 3)
+        envs.compile_steps(has_observations=True)
+        assert envs.reproducibility == promised
+    [told] = noted()
+    assert told.startswith(f"envs 0 to {num_envs - 1}: an env gives other data for the same keys in a batch of another")
 
 
 def test_resets_begin_the_next_episodes_and_a_seed_the_first():

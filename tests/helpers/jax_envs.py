@@ -7,6 +7,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from jax import random
+from jax.custom_batching import custom_vmap
 
 from mpi_rollout.envs.jax_slices import jax_slice
 
@@ -54,6 +55,23 @@ class Nested(Hop):
         return {"both": super()._observe(key, place), "where": place + 100}
 
 
+@custom_vmap
+def wide(place):
+    return place
+
+
+@wide.def_vmap
+def _wide(axis_size, _is_batched, place):
+    return place + (axis_size > 16), True
+
+
+class Wide(Hop):
+    """Begins elsewhere in a batch of more than 16 envs, as programs whose arithmetic depends on the width."""
+
+    def _observe(self, key, place):
+        return super()._observe(key, wide(place))
+
+
 class Growing(Hop):
     """Has a state that changes its dtype."""
 
@@ -63,6 +81,10 @@ class Growing(Hop):
 
 
 HOP = Hop()
+
+
+def wides(env_indices: range, seed: int) -> VectorEnv:
+    return jax_slice(Wide(), env_indices, seed)
 
 
 def hops(env_indices: range, seed: int, **kwargs: Any) -> VectorEnv:

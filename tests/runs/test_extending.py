@@ -65,7 +65,11 @@ def test_what_cannot_be_extended_is_refused_with_the_reason_and_left_as_it_is(jo
         ),
         ((*RUN, *steps(10), "--no-trajectories"), (*RUN, *steps(20), "--no-trajectories"), "it has no trajectories"),
         ((*RUN, *steps(10), "--seed", "1"), (*RUN, *steps(20)), "--seed was 1, is 0"),
-        ((*native, *steps(10)), (*native, *steps(20)), "share a random generator and cannot be brought back"),
+        (
+            (*native, *steps(10)),
+            (*native, *steps(20)),
+            "the envs of a rank depend on each other and cannot be brought back",
+        ),
     ]
     starts = [Start((*run, "--out", f"{i}.h5")) for i, pair in enumerate(runs) for run in pair[:2]]
     found = job.series(starts)
