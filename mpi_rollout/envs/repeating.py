@@ -6,10 +6,13 @@ more in a new env.  What differs only in another process, such as the order of a
 """
 
 import random
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from copy import deepcopy
 from time import perf_counter
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 import gymnasium
@@ -19,7 +22,7 @@ from gymnasium import spaces
 from mpi_rollout.core.column_types import MASK_NAME
 from mpi_rollout.core.columns import RESULTS
 from mpi_rollout.core.spaces import Tree, leaves
-from mpi_rollout.envs.faults import Begun, Outcome, begun
+from mpi_rollout.envs.faults import Begun, EnvTimeout, Outcome, begun
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import EnvError, SignalInterrupt
 from mpi_rollout.process.exits import end_if_forked
@@ -147,7 +150,8 @@ def look_before_run(envs: LoopVectorEnv, seed: int, generators: GlobalGenerators
     if error is not None or left_s < 0:
         envs.begin_ahead(0, seed, outcome, error)
         return ""
-    found, _ = _attempt(lambda: _look_at(envs, begun(outcome), seed, min(STEPS_S, left_s / NUM_EPISODES)))
+    with _interrupted_after(LOOK_S):
+        found, _ = _attempt(lambda: _look_at(envs, begun(outcome), seed, min(STEPS_S, left_s / NUM_EPISODES)))
     generators.set_back()
     _replace_first(envs)
     after.set_back()
@@ -158,6 +162,31 @@ def _look_at(envs: LoopVectorEnv, first: Begun, seed: int, most_s: float) -> str
     episode = take_episode(envs.envs[0], first, seed, most_s=most_s)
     _replace_first(envs)
     return what_differs(episode, envs.envs[0], seed)
+
+
+@contextmanager
+def _interrupted_after(seconds: float) -> Iterator[None]:
+    """Raise EnvTimeout in what takes longer, such as a step that waits; C code that computes goes on to its end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    is_over = threading.Event()
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        if not is_over.is_set():
+            raise EnvTimeout
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    timer = threading.Timer(seconds, signal.pthread_kill, (threading.get_ident(), signal.SIGALRM))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        timer.cancel()
+        timer.join()  # Its signal has come, or never will.
+        signal.signal(signal.SIGALRM, before)
 
 
 def _attempt(call: Callable[[], Result]) -> tuple[Result | None, BaseException | None]:

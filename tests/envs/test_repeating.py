@@ -1,6 +1,8 @@
 """Whether an env gives the same episode again from the same seed: what is seen, and that the look leaves no trace."""
 
 import random
+import signal
+import threading
 
 import forgetful_envs
 import gymnasium
@@ -127,6 +129,17 @@ def test_an_env_that_fails_in_a_step_is_made_anew_for_the_run():
     envs = loop_of(Failing)
     assert look_before_run(envs, SEED, GlobalGenerators()) == ""
     assert envs.reset()[0].tolist() == [[1.0, 0.0]]
+
+
+def test_a_step_that_waits_is_interrupted_and_the_run_gets_a_new_env(monkeypatch):
+    class Waiting(forgetful_envs.Counting):
+        def step(self, action):
+            threading.Event().wait(600)
+
+    monkeypatch.setattr("mpi_rollout.envs.repeating.LOOK_S", 0.2)
+    envs, handler = loop_of(Waiting), signal.getsignal(signal.SIGALRM)
+    assert look_before_run(envs, SEED, GlobalGenerators()) == ""
+    assert envs.reset()[0].tolist() == [[1.0, 0.0]] and signal.getsignal(signal.SIGALRM) is handler
 
 
 def test_an_env_that_cannot_be_made_a_second_time_names_the_way_out():
