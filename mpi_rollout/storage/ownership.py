@@ -17,6 +17,7 @@ from mpi_rollout.process.paths import located, open_regular
 from mpi_rollout.text import counted
 
 FAR = 2**62  # The byte that is locked, far from any data.  HDF5's own locks are of another kind.
+FULL_NBYTES = 2**16  # A file system with less is full.
 TOLD_NBYTES = 100_000_000  # The user is told how large a larger file is.
 _made_folders: list[str] = []
 
@@ -223,6 +224,14 @@ def free_space(path: str) -> str:
         return f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free in {folder}"
     except OSError as error:
         return f"{folder}: {error.strerror}"
+
+
+def is_full(path: str) -> bool:
+    """Tell whether the file system of a file has no room for a chunk."""
+    try:
+        return shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free < FULL_NBYTES
+    except OSError:
+        return False
 
 
 def check_place(name: str, path: str, place: str = "", way_out: str = "") -> str:

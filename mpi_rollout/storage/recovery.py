@@ -9,13 +9,14 @@ import h5py
 import numpy as np
 
 from mpi_rollout.core.columns import ALIVE, has_last_row, result_name
-from mpi_rollout.errors import DataError, RolloutError, StorageError
+from mpi_rollout.errors import DataError
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.storage.checked_file import CheckedFile, check_num_steps, checked
 from mpi_rollout.storage.chunks import FileDatasets
 from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_results
 from mpi_rollout.storage.manifest import is_set
-from mpi_rollout.storage.ownership import free_space, give_name
+from mpi_rollout.storage.new_files import closing_whole, writing
+from mpi_rollout.storage.ownership import give_name
 from mpi_rollout.storage.schema import (
     FAULT,
     INTERVAL,
@@ -29,9 +30,8 @@ from mpi_rollout.storage.schema import (
     leaf_datasets,
 )
 from mpi_rollout.storage.stored_run import StoredRun
-from mpi_rollout.storage.untrusted import Tell, count, is_of_reading, number
+from mpi_rollout.storage.untrusted import Tell, count, number
 from mpi_rollout.storage.verification import verify
-from mpi_rollout.text import system_words
 
 OF_SET = "run", "shards"  # Attributes and options that the file of no set has.
 OPTIONS_OF_SET = "storage", "shards_per_node"
@@ -85,8 +85,8 @@ def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int
             raise DataError(f"{path}: no step is committed, there is nothing to recover")
         schema = schema_of(source.file) if isinstance(source, CheckedFile) else source.schema
         try:
-            with writing(new_path), closing(FileDatasets(schema.create(temporary, swmr_mode=False))) as destination:
-                _fill(source, destination)
+            with writing(new_path), closing_whole(FileDatasets(schema.create(temporary, swmr_mode=False))) as new:
+                _fill(source, new)
         except DataError as error:
             raise type(error)(f"{error}; with --num-steps N only the first N steps are recovered") from error
     verified = verify(tell, temporary)
@@ -128,19 +128,6 @@ def _fill(source: CheckedFile | SetSource, destination: FileDatasets) -> None:
     if seconds == 0 and len(intervals):  # The run was killed.
         env_steps, seconds = intervals["env_steps"][-1], intervals["time"][-1]
     destination.end(num_steps, env_steps, seconds, source.table("throughput/ranks", RANK), is_last=True)
-
-
-@contextmanager
-def writing(path: str) -> Iterator[None]:
-    """Blame the new file for what HDF5 or the system raise here; who reads raises errors of its own."""
-    try:
-        yield
-    except RolloutError:
-        raise
-    except Exception as error:
-        if not is_of_reading(error):
-            raise
-        raise StorageError(f"cannot write {path}: {system_words(error)} ({free_space(path)})") from error
 
 
 def copy_prefix(

@@ -24,8 +24,9 @@ from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunks import FileDatasets
 from mpi_rollout.storage.episodes import EpisodeTable, make_table
 from mpi_rollout.storage.hdf5_format import LIBVER
+from mpi_rollout.storage.new_files import writing
 from mpi_rollout.storage.ownership import Lock, give_name, identity, make_locked, put_in_free_place, refusal
-from mpi_rollout.storage.recovery import copy_prefix, writing
+from mpi_rollout.storage.recovery import copy_prefix
 from mpi_rollout.storage.schema import (
     INTERVALS_PER_CHUNK,
     LIMIT,

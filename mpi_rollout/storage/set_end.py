@@ -17,6 +17,7 @@ from h5py import h5s
 from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunks import FileDatasets
+from mpi_rollout.storage.new_files import closing_whole
 from mpi_rollout.storage.ownership import give_name, identity, make_locked, removed
 from mpi_rollout.storage.schema import LATER_ATTRIBUTES, LIMIT, Ending, Schema, padded, rank_rows
 from mpi_rollout.storage.shard_files import shard_path
@@ -53,7 +54,7 @@ def complete_manifest(path: str, ending: Ending, intervals: np.ndarray, replaces
         schema = Schema(attributes | last | {"shards": dumps(shards)}, 1)
         lock = make_locked(new)
         with removed(new):
-            with closing(FileDatasets(schema.create(new, swmr_mode=False, is_locked=True))) as datasets:
+            with closing_whole(FileDatasets(schema.create(new, swmr_mode=False, is_locked=True))) as datasets:
                 _fill(datasets, path, stored, ending, intervals)
             check_set(lambda doing: None, new, stored)
             for shard in (shard_path(path, envs) for envs, _ in files):

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from jobs import WHOLE, Result, are_gone, assert_same_bytes, datasets
+from small_disks import small_disk
 from stopped_runs import ENVS, OUT, PACED, assert_begins, kwargs, outputs
 from written_data import written
 
@@ -27,15 +27,10 @@ from mpi_rollout.storage.untrusted import open_unmarked
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def disk(tmp_path):
     """A file system of 24 MB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
-    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("only root can mount a small file system")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk(tmp_path / "small", 24) as folder:
+        yield folder
 
 
 def assert_full(result: Result, path: Path, whole: dict[str, np.ndarray]) -> None:
@@ -49,12 +44,12 @@ def assert_full(result: Result, path: Path, whole: dict[str, np.ndarray]) -> Non
 
 
 @pytest.mark.mpi(1, 2)
-def test_a_full_disk_ends_the_job_and_leaves_what_was_committed(job, whole, num_ranks, small_disk):
+def test_a_full_disk_ends_the_job_and_leaves_what_was_committed(job, whole, num_ranks, disk):
     arguments = ("--env-factory", "envs:Image", "--num-steps", "1000000", *ENVS)
-    result = job(num_ranks, *arguments, "--out", str(small_disk / "run.h5"))
-    assert_full(result, small_disk / "run.h5.part", whole)
+    result = job(num_ranks, *arguments, "--out", str(disk / "run.h5"))
+    assert_full(result, disk / "run.h5.part", whole)
     assert float(re.search(r"\(([\d.]+) MB free", result.messages[0])[1]) < 24.0
-    assert sorted(os.listdir(small_disk)) == ["run.h5.part", "run.status.json"]
+    assert sorted(os.listdir(disk)) == ["run.h5.part", "run.status.json"]
 
 
 @pytest.mark.any_mpi

@@ -25,7 +25,7 @@ from mpi_rollout.data.exports.selection import (
 from mpi_rollout.data.run_data import RunData
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.filters import GZIP_LEVEL
-from mpi_rollout.storage.recovery import writing
+from mpi_rollout.storage.new_files import closing_whole, writing
 from mpi_rollout.storage.untrusted import Tell
 
 BLOCK_NBYTES = 2**24  # The size of columns before they are written.
@@ -41,7 +41,7 @@ def export(tell: Tell, path: str, files: Sequence[str], out: str, options: Optio
         rows = exported_rows(data)
         counts = counts_of(rows)
         check_room(os.path.dirname(out), 2 * counts["steps"] * row_nbytes(data), options["compression"])
-        with writing(out), h5py.File(out, "x", locking=False) as file:
+        with writing(out), closing_whole(_new_file(out)) as file:
             num_written = 0
             for block in blocks_of(read(tell, data, rows), options["float32"]):
                 if num_written == 0:
@@ -53,6 +53,7 @@ def export(tell: Tell, path: str, files: Sequence[str], out: str, options: Optio
             file["metadata/algorithm"] = options["algorithm_name"] or policies_of(data.files)
             file["metadata/env"] = name_of_env(data.files[0])
             is_flat = isinstance(file["observations"], h5py.Dataset)
+            file.flush()
         has_ended = rows["terminated"] | rows["truncated"]
         is_unknown = has_ended & np.array([not file.knows_final for file in data.files])[rows["file"]]
     return {**counts, "unknown": int(is_unknown.sum()), "nbytes": os.path.getsize(out), "is_flat": is_flat}
@@ -96,6 +97,15 @@ def _joined(waiting: Sequence[Arrays]) -> Arrays:
 def _converted(array: np.ndarray, float32: bool) -> np.ndarray:
     with np.errstate(over="ignore"):  # Larger numbers become infinity.
         return array.astype(np.float32) if float32 and array.dtype.kind == "f" else array
+
+
+def _new_file(path: str) -> h5py.File:
+    """Make a file without a cache of chunks.
+
+    HDF5 does not say at once what it could not write of a cache, and may crash later: on a full disk.  Of the chunks of
+    a block only the first and the last one are then written twice.
+    """
+    return h5py.File(path, "x", locking=False, rdcc_nbytes=0)
 
 
 def _create(file: h5py.File, name: str, num_rows: int, array: np.ndarray, compression: str) -> None:

@@ -7,7 +7,6 @@ contiguous; where a data set is compressed, the larger ones are compressed chunk
 import json
 import os
 from collections.abc import Container, Sequence
-from contextlib import closing
 from functools import cache, partial
 
 import numpy as np
@@ -28,7 +27,7 @@ from mpi_rollout.data.exports.selection import (
 )
 from mpi_rollout.data.opening import SeveralRuns
 from mpi_rollout.storage.filters import GZIP_LEVEL
-from mpi_rollout.storage.recovery import writing
+from mpi_rollout.storage.new_files import closing_whole, writing
 from mpi_rollout.storage.untrusted import Tell
 
 MAIN, METADATA = "main_data.hdf5", "metadata.json"
@@ -52,7 +51,7 @@ def export(tell: Tell, path: str, files: Sequence[str], folder: str, options: Op
         counts = counts_of(rows)
         check_room(folder, counts["steps"] * row_nbytes(data) + len(rows) * GROUP_NBYTES, compression)
         with writing(main):
-            with closing(EpisodeGroups(main, compression == "gzip")) as groups, np.errstate(all="ignore"):
+            with closing_whole(EpisodeGroups(main, compression == "gzip")) as groups, np.errstate(all="ignore"):
                 for episode in read(tell, data, rows):
                     columns = columns_of(episode)
                     groups.write(columns, attributes_of(episode.row, columns["rewards"]))
