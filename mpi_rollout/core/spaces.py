@@ -161,6 +161,11 @@ def is_castable(got: np.dtype, wanted: np.dtype) -> bool:
     return got == wanted or np.can_cast(got, wanted, "same_kind") or (got.kind in "iu" and wanted.kind in "iu")
 
 
+def in_native_order(array: np.ndarray) -> np.ndarray:
+    """Return an array with this machine's order of bytes: a copy, where it has the other one, with the same values."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
 def bounds_of(space: Space) -> tuple[np.ndarray, np.ndarray]:
     """Return the smallest and the largest value of each component of a leaf, both inclusive."""
     if isinstance(space, spaces.Box):

@@ -13,7 +13,7 @@ from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.core.seeding import Reproducibility
-from mpi_rollout.core.spaces import Space, Tree, leaves, map_tree, set_spaces, tree_of
+from mpi_rollout.core.spaces import Space, Tree, in_native_order, leaves, map_tree, set_spaces, tree_of
 from mpi_rollout.envs.inputs import OptionsOfOne, Reset, Step, take_reset_mask
 from mpi_rollout.envs.rollout import RolloutColumns, num_rows_of
 from mpi_rollout.errors import ActionError, UsageError
@@ -116,7 +116,7 @@ class SliceVectorEnv(VectorEnv):
 
     def step(self, actions: Tree) -> Step:
         """Take one step; the actions of envs that begin an episode are not used."""
-        arrays = [np.asarray(leaf.of(actions))[np.newaxis] for leaf in self._acted]
+        arrays = [in_native_order(np.asarray(leaf.of(actions)))[np.newaxis] for leaf in self._acted]
         self._check_actions(arrays)
         batch = tree_of(self.single_action_space, arrays) if self._choices is None else arrays[0]
         self._backend.rollout(batch, self._columns_of_row)
@@ -126,7 +126,7 @@ class SliceVectorEnv(VectorEnv):
 
     def rollout(self, actions: np.ndarray, columns: RolloutColumns) -> None:
         """Take steps with actions (num_steps, num_envs, ...); see `mpi_rollout.envs.rollout.Rollout`."""
-        actions = np.asarray(actions)
+        actions = in_native_order(np.asarray(actions))
         self._check_actions([actions])
         num_rows = self._num_rows.get(columns)
         if num_rows is None:

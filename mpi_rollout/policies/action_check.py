@@ -9,7 +9,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.spaces import Leaf, Tree, bounds_of, is_castable, leaf_spaces, leaves, rounding, tree_of
+from mpi_rollout.core.spaces import (
+    Leaf,
+    Tree,
+    bounds_of,
+    in_native_order,
+    is_castable,
+    leaf_spaces,
+    leaves,
+    rounding,
+    tree_of,
+)
 from mpi_rollout.errors import ActionError, Option
 from mpi_rollout.text import words_of
 
@@ -116,7 +126,7 @@ class ActionColumn:
         """Take an array (len(env_indices), ...) out of the actions, in their space; ActionError if it is refused."""
         leaf, shape = self.leaf, (len(env_indices), *self.leaf.shape)
         try:
-            array = np.asarray(take(leaf, actions))
+            array = in_native_order(np.asarray(take(leaf, actions)))
         except (TypeError, ValueError, LookupError) as error:
             raise ActionError(f"{self._name} cannot be read: {words_of(error)}") from error
         is_castable_float = self._takes_floats and array.dtype.kind == "f"
@@ -205,8 +215,10 @@ def inside(space: spaces.Space) -> Callable[[np.ndarray], bool]:
         return lambda array: bool(((array >= low) & (array <= high)).all())
 
     def is_inside(array: np.ndarray) -> bool:
-        if lowest == 0 and array.dtype.kind == "i":  # As unsigned numbers, negative ones are large: one pass for both.
-            array = array.view(UNSIGNED[array.itemsize])
+        dtype = array.dtype
+        # As unsigned numbers, negative ones are large: one pass for both.
+        if lowest == 0 and dtype.kind == "i" and dtype.isnative and highest < 1 << (8 * dtype.itemsize - 1):
+            array = array.view(UNSIGNED[dtype.itemsize])
             return bool(array.item(array.argmax()) <= highest)
         # Where there is NaN, it is the minimum and the maximum, and compares as false.
         return bool(array.item(array.argmin()) >= lowest and array.item(array.argmax()) <= highest)

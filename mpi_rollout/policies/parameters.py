@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_rollout.core.spaces import Leaf
+from mpi_rollout.core.spaces import Leaf, in_native_order
 from mpi_rollout.errors import UsageError
 from mpi_rollout.text import words_of
 
@@ -27,7 +27,7 @@ def array_of(name: str, value: object) -> np.ndarray:
 
             tensor: torch.Tensor = value.detach().cpu()
             value = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-        array = np.asarray(value)
+        array = in_native_order(np.asarray(value))
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"the parameter {name!r} of the policy is no array: {words_of(error)}") from error
     if array.dtype.hasobject:

@@ -1,5 +1,6 @@
 """What is done with actions on their way in."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 from action_spaces import INF, LEAVES, batch
 from envs import Nested
 from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mpi_rollout.core.spaces import leaves
+from mpi_rollout.core.spaces import bounds_of, leaves
 from mpi_rollout.errors import ActionError
 from mpi_rollout.options import ACTION_MODES as MODES
 from mpi_rollout.policies.action_check import ActionReader
@@ -250,3 +253,54 @@ def test_actions_of_dict_and_tuple_may_be_a_list_of_samples(space: spaces.Space,
 def test_what_gymnasium_reads_as_a_tuple_of_batches_is_one():
     pair = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(3)))
     assert [array.tolist() for array in ActionReader(pair)([(0, 2), (1, 1)], range(2))] == [[0, 2], [1, 1]]
+
+
+# Integers of any type.
+
+INTEGERS = [order + kind for order in "<>" for kind in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")]
+EDGES = [2**bits + change for bits in (0, 1, 7, 8, 15, 16, 24, 31, 32, 56, 62, 63) for change in (-1, 0, 1)]
+OF_INTEGERS = st.one_of(
+    st.builds(spaces.Discrete, st.integers(1, 300), start=st.integers(-300, 300)),
+    st.builds(spaces.Discrete, st.integers(1, 2**40), start=st.sampled_from([0, 1, -1, 2**40])),
+    st.builds(lambda sizes: spaces.MultiDiscrete(sizes), st.lists(st.integers(1, 300), min_size=1, max_size=3)),
+    st.builds(lambda n, start: spaces.MultiDiscrete([n, n], start=[start, 0]), st.integers(1, 9), st.integers(-9, 9)),
+    st.builds(
+        lambda dtype, low, size: spaces.Box(low, low + size, (2,), dtype),
+        st.sampled_from([np.int16, np.int32, np.int64]),
+        st.integers(-200, 200),
+        st.integers(0, 2**14),
+    ),
+    st.builds(lambda size: spaces.Box(0, size, (2,), np.uint8), st.integers(0, 255)),
+)
+
+
+@given(st.data(), OF_INTEGERS, st.sampled_from(INTEGERS), st.sampled_from(MODES))
+def test_integers_of_any_type_reach_the_env_with_their_value_or_are_refused(
+    data: st.DataObject, space: spaces.Space, kind: str, mode: str
+):
+    [leaf] = leaves(space)
+    low, high = (np.broadcast_to(bound, leaf.shape).astype(object) for bound in bounds_of(space))
+    limits, near = np.iinfo(kind), {int(edge) for bound in (low, high) for edge in np.ravel(bound)}
+    numbers = {*EDGES, *near, *(edge + 1 for edge in near), *(edge - 1 for edge in near)}
+    allowed = sorted({*(sign * number for number in numbers for sign in (1, -1)), *near})
+    fitting = [number for number in allowed if limits.min <= number <= limits.max]
+    shape = 3, *leaf.shape
+    values = data.draw(st.lists(st.sampled_from(fitting), min_size=math.prod(shape), max_size=math.prod(shape)))
+    given_values = np.array(values, object).reshape(shape)
+    is_inside = bool(((given_values >= low) & (given_values <= high)).all())
+    actions = given_values.astype(kind)
+    try:
+        [array] = ActionReader(space, mode)(actions, range(3))
+    except ActionError as error:
+        assert not is_inside and mode != "clip" and "must be in" in str(error)
+        return
+    assert is_inside or mode == "clip"
+    sent = np.zeros(shape, leaf.dtype)
+    sent[...] = array
+    assert sent.tolist() == np.clip(given_values, low, high).tolist()
+
+
+@given(st.sampled_from(["<f4", ">f4", ">f8", ">f2"]), st.sampled_from(MODES))
+def test_floats_of_the_other_order_of_bytes_are_the_same_numbers(kind: str, mode: str):
+    [array] = ActionReader(spaces.Box(-1, 1, (2,), np.float32), mode)(np.full((3, 2), 0.25, kind), range(3))
+    assert array.tolist() == [[0.25] * 2] * 3 and array.dtype.isnative
