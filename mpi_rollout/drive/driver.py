@@ -8,7 +8,7 @@ import numpy as np
 
 from mpi_rollout.core.layout import FAULT, LOST, Block, SlotUnpacker
 from mpi_rollout.drive.lanes import Lane, LaneRestart
-from mpi_rollout.errors import Fault, Option, RankError, RankLost, caused_by
+from mpi_rollout.errors import Fault, Option, RankError, RankLost, RolloutError, caused_by
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import ROOT
@@ -35,6 +35,8 @@ class Driver:
         self.interrupted: list[Lane] = []  # After a failure: their slots have come, and nobody has taken them in.
         # Called with the lost ranks, before the slots of the step in which they were lost are taken in.
         self.on_loss: Callable[[list[int]], None] = lambda ranks: None
+        # Called where an exchange ends in the middle: the ranks and the root no longer agree on what comes next.
+        self.on_cut: Callable[[], None] = lambda: None
         self.num_envs = exchanges.division.num_envs
         self._lane_of = {lane.exchange: lane for lane in self.lanes}
         self.read = ActionReader(self.action_space, actions, action)
@@ -72,6 +74,11 @@ class Driver:
         except RankLost:  # No slots will come.
             self.under_way.clear()
             raise
+        except RolloutError:
+            raise
+        except BaseException:
+            self.on_cut()
+            raise
 
     def send(self, lane: Lane, actions: Sequence[np.ndarray] | None, num_steps: int = 1, step: int = -1) -> None:
         """Order steps of a lane's envs, from `step` on; -1 where nobody counts.
@@ -82,8 +89,12 @@ class Driver:
         exchange = lane.exchange
         if num_steps > 1:
             exchange.order.expected_ms = round(1000 * float(exchange.step_s.max()) / lane.num_rows * num_steps)
-        exchange.post_steps(actions, num_steps, step)
-        self.under_way[lane] = None
+        try:
+            exchange.post_steps(actions, num_steps, step)
+            self.under_way[lane] = None
+        except BaseException:
+            self.on_cut()
+            raise
         self.clock.lap("send")
 
     def await_some(self, least: int = 1) -> list[Lane]:
@@ -91,7 +102,13 @@ class Driver:
 
         RankError if an env failed on some rank.
         """
-        lanes = self._arrivals(least) if self.serves_first_ready else [self._take_part(next(iter(self.under_way)))]
+        try:
+            lanes = self._arrivals(least) if self.serves_first_ready else [self._take_part(next(iter(self.under_way)))]
+        except RolloutError:
+            raise
+        except BaseException:
+            self.on_cut()
+            raise
         is_marked = False
         for lane in lanes:
             del self.under_way[lane]
@@ -210,9 +227,15 @@ class Driver:
         """Call a method of every rank's worker; return the results in rank order, or raise `RankError`."""
         pickled = np.frombuffer(packed((name, args)), np.uint8)
         self.drain()
-        for exchange in self.exchanges.callers:
-            exchange.post_bytes(Command.CALL, pickled)
-        gathered = self.exchanges.control.gather(self.worker.call(name, *args), ROOT) or ()
+        try:
+            for exchange in self.exchanges.callers:
+                exchange.post_bytes(Command.CALL, pickled)
+            gathered = self.exchanges.control.gather(self.worker.call(name, *args), ROOT) or ()
+        except RolloutError:
+            raise
+        except BaseException:
+            self.on_cut()
+            raise
         values = [pickle.loads(value) for value in gathered]
         faults = [value if isinstance(value, Fault) else None for value in values]
         if any(faults):

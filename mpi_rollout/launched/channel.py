@@ -156,7 +156,7 @@ class Channel:
     """
 
     def __init__(self, connection: Connection, job: int | None = None) -> None:
-        self._connection, self.fileno, self.close = connection, connection.fileno, connection.close
+        self._connection, self.fileno = connection, connection.fileno
         with socket.socket(fileno=os.dup(connection.fileno())) as sock:
             self.is_local = sock.family == socket.AF_UNIX  # Both ends are on this host.
         self._ready = select.poll()
@@ -165,6 +165,14 @@ class Channel:
         self.spin_s = 0.0  # How long a wait keeps its core before it sleeps: to wake up takes 40 us.
         self.is_waiting = False  # An exception may be raised now, by a signal handler: the line stays whole.
         self.is_asked = False  # This end has sent a value, and the other one has not answered yet.
+        self.is_whole = True  # No message is half sent or half received.
+
+    def close(self) -> None:
+        """Close the line, also for a thread that waits for a message, which would keep it open."""
+        if not self._connection.closed:
+            with socket.socket(fileno=os.dup(self.fileno())) as sock, suppress(OSError):  # The other end is gone.
+                sock.shutdown(socket.SHUT_RDWR)
+            self._connection.close()
 
     def send(self, value: object, is_plain: bool = False) -> None:
         """Send a value; `is_plain`: without classes and functions, of which cloudpickle takes those of no module."""
@@ -174,10 +182,11 @@ class Channel:
             data = dumps(value, protocol=5, buffer_callback=buffers.append)
         except Exception as error:
             raise _not_picklable(error) from error
+        self.is_whole = False
         self._connection.send_bytes(len(buffers).to_bytes(4, "little") + data)
         for buffer in buffers:
             self._connection.send_bytes(buffer.raw())
-        self.is_asked = True
+        self.is_asked = self.is_whole = True
 
     def receive(self) -> Any:
         """Receive a value; its arrays belong to the caller.
@@ -193,10 +202,10 @@ class Channel:
             self.is_waiting = False
         if all(descriptor != self.fileno() for descriptor, _ in ready):
             raise EOFError("the job has ended")
-        receive = self._connection.recv_bytes
+        receive, self.is_whole = self._connection.recv_bytes, False
         data = receive()
         buffers = [bytearray(receive()) for _ in range(int.from_bytes(data[:4], "little"))]
-        self.is_asked = False
+        self.is_asked, self.is_whole = False, True
         try:
             return pickle.loads(memoryview(data)[4:], buffers=buffers)
         except Exception as error:

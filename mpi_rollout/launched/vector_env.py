@@ -165,24 +165,33 @@ class LaunchedVectorEnv(MPIVectorEnv):
 
     def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Have rank 0 call a method; return what it returns, or raise what it raises."""
-        if self._lost is not None:
-            raise self._lost.with_traceback(None)
-        if self.closed or os.getpid() != self._pid:
-            raise ClosedEnvironmentError("these envs are closed, or belong to another process; launch again for more")
+        with self._interrupts:
+            if self._lost is not None:
+                raise self._lost.with_traceback(None)
+            if self.closed or os.getpid() != self._pid:
+                raise ClosedEnvironmentError(
+                    "these envs are closed, or belong to another process; launch again for more"
+                )
+            return self._value(*self._answer(name, args, kwargs))  # It may be an OSError of an env.
+
+    def _answer(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, Any]:
+        """Have rank 0 call a method; RankLost if it does not answer, or a call before was cut in the middle."""
+        if not self._channel.is_whole:
+            self._lost = RankLost("a call was cut in the middle, so that no other can follow; close these envs")
+            raise self._lost
         try:
-            with self._interrupts:
-                if self._channel.is_asked:  # Its call was given up.
-                    self._channel.receive()
-                is_laid = name in ("step", "send") and len(args) == 1 and self._lay(args[0])
-                call = (name, None if is_laid else args, kwargs)
-                self._channel.send(call, is_plain=is_laid or not (args or kwargs))
-                answer = self._channel.receive()
+            if self._channel.is_asked:  # Its call was given up.
+                self._channel.receive()
+            is_laid = name in ("step", "send") and len(args) == 1 and self._lay(args[0])
+            call = (name, None if is_laid else args, kwargs)
+            self._channel.send(call, is_plain=is_laid or not (args or kwargs))
+            answer: tuple[int, Any] = self._channel.receive()
+            return answer
         except ERRORS as error:
             if isinstance(error, TimeoutError) and error.errno is None:  # A signal handler of the program raised it.
                 raise
             self._lost = RankLost(self._job.last_words("the job of the ranks has ended"))
             raise self._lost from None
-        return self._value(*answer)  # Not above: what it raises may be an OSError of an env.
 
     def _lay(self, actions: object) -> bool:
         """Lay actions where rank 0 finds them; return False if there is no such place for them."""
@@ -209,13 +218,16 @@ class LaunchedVectorEnv(MPIVectorEnv):
         """Let the ranks go, which completes a recording, and wait for the end of the job."""
         if os.getpid() != self._pid:  # A fork has no part in it.
             return
-        is_idle = not self._channel.is_asked or bool(select.select([self._channel], [], [], GRACE_S)[0])
+        is_idle = self._interrupts.are_free_within(GRACE_S)  # Of calls of other threads.
+        if is_idle and self._channel.is_asked:
+            is_idle = bool(select.select([self._channel], [], [], GRACE_S)[0])
         try:
             if self._lost is None and is_idle:
                 self._ask("close")
         finally:
             self.closed = True
-            if not is_idle:  # The call that was given up may never end: rank 0 ends the job when the line is closed.
+            # The call that was given up may never end, or was cut: rank 0 ends the job when the line is closed.
+            if not is_idle or self._lost is not None:
                 self._channel.close()
             self._job.wait(ENDING_S)
             self._channel.close()

@@ -18,8 +18,11 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import NoReturn
 
+from gymnasium.error import AlreadyPendingCallError
+
 from mpi_rollout.errors import SignalInterrupt
 from mpi_rollout.process.start import HeardInC, die_by_signal
+from mpi_rollout.process.turns import POLL_S, CallTurns
 
 # People, launchers and batch systems stop programs by these.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -101,15 +104,14 @@ os.register_at_fork(after_in_child=lambda: setattr(HANDLERS, "guard", None))  # 
 
 
 class Interrupts:
-    """A guard around each exchange of a connection: `with interrupts:`.  Signals wait until it ends.
+    """A guard around each call of a connection: `with interrupts:`.  Signals, and calls of other threads, wait.
 
     A second interrupt, after a second or more, cuts the step of the root's own envs short.  The step has then failed.
-    `is_in_envs` tells whether these are stepping.
+    `is_in_envs` tells whether these are stepping, and `calls` are those of all connections of the same ranks.
     """
 
-    def __init__(self, is_in_envs: Callable[[], bool]) -> None:
-        self.is_in_envs = is_in_envs
-        self.is_broken = False  # An exchange was left unfinished after all: nobody knows what the ranks wait for.
+    def __init__(self, is_in_envs: Callable[[], bool], calls: CallTurns | None = None) -> None:
+        self.is_in_envs, self.calls = is_in_envs, calls or CallTurns()
         self._num_raised = HANDLERS.num_raised
         self._main_thread = threading.main_thread().ident
         HANDLERS.watch()
@@ -119,28 +121,68 @@ class Interrupts:
         HANDLERS.unwatch()
 
     @property
+    def is_broken(self) -> bool:
+        """Whether a call was cut in the middle: nobody knows what the ranks wait for."""
+        return self.calls.is_broken
+
+    def note_cut(self) -> None:
+        """Note that a call was cut in the middle."""
+        self.calls.is_broken = True
+
+    @property
     def has_interrupted(self) -> bool:
         """Tell whether a handler has raised since `forget`."""
         return self._num_raised != HANDLERS.num_raised
 
     def forget(self) -> None:
         """Forget interrupts and unfinished exchanges: all is well again."""
-        self._num_raised, self.is_broken = HANDLERS.num_raised, False
+        self._num_raised, self.calls.is_broken = HANDLERS.num_raised, False
 
     def __enter__(self) -> None:
-        if threading.get_ident() != self._main_thread:  # Handlers run in that one, and do not interrupt others.
-            return
-        if (getsignal(INT), getsignal(TERM), getsignal(USR1)) != HANDLERS.seen:  # A notebook sets them for each cell.
-            HANDLERS.look()
-        HANDLERS.guard = self
+        calls, thread = self.calls, threading.get_ident()
+        if calls.owner == thread:
+            raise AlreadyPendingCallError(
+                "a call while another one of the same thread is under way, as from a signal handler; call again when "
+                "that has returned",
+                "call",
+            )
+        if thread == self._main_thread:  # Handlers run in that one, and do not interrupt others.
+            if (
+                getsignal(INT),
+                getsignal(TERM),
+                getsignal(USR1),
+            ) != HANDLERS.seen:  # A notebook sets them for each cell.
+                HANDLERS.look()
+            HANDLERS.guard = self  # From here on, a signal leaves no turn taken that nobody gives back.
+        if calls.is_awaited or not calls.busy.acquire(False):
+            self._await_turn()
+        calls.owner = thread
+
+    def _await_turn(self) -> None:
+        """Wait for the call of another thread; the handlers of signals run meanwhile."""
+        while not self.calls.wait(POLL_S):
+            if HANDLERS.pending and is_main_thread():
+                HANDLERS.guard = None
+                HANDLERS.catch_up()
+                HANDLERS.guard = self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        calls = self.calls
         if kind is not None and not issubclass(kind, Exception):
-            self.is_broken = True
-        if HANDLERS.guard is self:
+            calls.is_broken = True
+        thread, calls.owner = calls.owner, 0
+        calls.busy.release()
+        if thread == self._main_thread:
             HANDLERS.guard = None
             if HANDLERS.pending:
                 HANDLERS.catch_up()
+
+    def are_free_within(self, seconds: float) -> bool:
+        """Wait until no other thread calls; return whether that was so in time."""
+        if not self.calls.wait(seconds):
+            return False
+        self.calls.busy.release()
+        return True
 
 
 def is_main_thread() -> bool:

@@ -33,7 +33,7 @@ from mpi_rollout.storage.values import check_storable
 from mpi_rollout.text import traceback_of
 from mpi_rollout.train.agents import form_of
 from mpi_rollout.train.closing import OPEN_TURNS, OfOneJob, close, hint
-from mpi_rollout.train.ends import RootEnd, Turns, serve
+from mpi_rollout.train.ends import GRACE_S, RootEnd, Turns, serve
 from mpi_rollout.train.recording import check_record, start_recording, types_of
 from mpi_rollout.train.request import Request
 from mpi_rollout.train.vector_env import MPIVectorEnv
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 MEETING = "mpi_rollout.connect"  # What ranks that wait for others are said to have called.
-GRACE_S = 5.0  # The time that ranks have to end their step when a trainer has failed.
 
 
 class Connection(OfOneJob):
@@ -260,21 +259,22 @@ class Connection(OfOneJob):
                 hint(error, self._comm.rank)
         if self._envs is None or exits.is_forked():
             return
-        code = exits.exit_code_of(error)
+        code, interrupts = exits.exit_code_of(error), self._envs.interrupts
+        watch = threading.Timer(GRACE_S, self._abort, (error, code))
+        watch.daemon = True
+        # It cannot be known whether the ranks answer, or whether the call of another thread ends.
+        if error is not None or interrupts.is_broken or interrupts.calls.is_of_another_thread:
+            watch.start()
         try:
             self._envs.end.finish_recording()  # Launchers end the job when other ranks leave with a failure.
         except StorageError as failure:
             code = code or failure.exit_code
             raise
         finally:
-            self._let_out(self._envs, error, code)
+            self._let_out(self._envs, watch, code)
 
-    def _let_out(self, envs: MPIVectorEnv, error: BaseException | None, code: int) -> None:
-        """Let the other ranks out; end the job if they do not hear it."""
-        watch = threading.Timer(GRACE_S, self._abort, (error, code))
-        watch.daemon = True
-        if error is not None or envs.interrupts.is_broken:  # It cannot be known whether the ranks answer.
-            watch.start()
+    def _let_out(self, envs: MPIVectorEnv, watch: threading.Timer, code: int) -> None:
+        """Let the other ranks out; `watch` ends the job if they do not hear it."""
         envs.close(code=code)
         watch.cancel()
         self._ranks.end_broken_group(code)

@@ -13,6 +13,7 @@ from mpi_rollout.drive.lanes import Lane, indices_of
 from mpi_rollout.envs.inputs import Options, Seeds, one_for_each
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.process.interrupts import Interrupts
+from mpi_rollout.process.turns import CallTurns
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.ranks.worker import Worker
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from mpi_rollout.train.recorder import Recorder  # Imports h5py: a worker's imports are the job's start-up time.
 
-
+GRACE_S = 5.0  # The time that ranks, and calls of other threads, have to end when a trainer leaves.
 End = TypeVar("End")
 
 
@@ -37,6 +38,7 @@ class Turns(Generic[End]):
 
     def __init__(self, comm: "MPI.Intracomm"):
         self.comm, self.kept = comm, ExitStack()  # Contexts that are left when all connections are closed.
+        self.calls = CallTurns()  # Of the root's threads.
         self.open: dict[int, End] = {}  # By number, in the order in which they were opened.
         self._num_opened = 0
 
@@ -83,7 +85,8 @@ class RootEnd:
         self._driver, self.interrupts, self._turns = driver, interrupts, turns
         self._is_native, self._has_autoreset = facts.is_native, mode != AutoresetMode.DISABLED
         self._enforces_order = facts.spec is not None and facts.spec.order_enforce  # Others may be stepped at once.
-        self.is_closed = False
+        self.is_closed = self._is_unwatched = False
+        driver.on_cut = interrupts.note_cut
         self.envs: object = None  # Those of several ranks stay until they are closed, also if the program drops them.
         self.recorder: Recorder | None = None
         self.arrived: list[Lane] = []  # Their slots have come; the trainer has not received them.
@@ -195,10 +198,9 @@ class RootEnd:
         self.check_open()
         is_broken = self._driver.has_fault or self.interrupts.is_broken
         if is_broken or (self.interrupts.has_interrupted and self._is_pending):
-            with self.interrupts:
-                self._drop()
-                self._driver.begin_anew()
-                self.interrupts.forget()
+            self._drop()
+            self._driver.begin_anew()
+            self.interrupts.forget()
         self.check_idle("reset")
 
     def check_reset(self, seed: Seeds, mask: np.ndarray | None, options: Options) -> None:
@@ -215,12 +217,14 @@ class RootEnd:
 
     def ask(self, what: str, method: str, *args: object) -> list[Any]:
         """Call a method of every rank's worker between two steps, see `Driver.call_ranks`; messages call it `what`."""
-        self.check_idle(what)
         with self.interrupts:
+            self.check_idle(what)
             return self._driver.call_ranks(method, *args)
 
     def _take_turn(self, is_closing: bool = False) -> None:
         """Let the ranks await the orders of this connection, not those of another one; `is_closing`: to close it.
+
+        Within `interrupts`, as all that sends orders.
 
         AlreadyPendingCallError if the envs of the connection that has the turn are stepping, unless the program was
         interrupted meanwhile.
@@ -236,39 +240,55 @@ class RootEnd:
                 "have come",
                 "connect",
             )
-        with holder.interrupts:
-            if is_pending:
-                holder._drop()
-            holder._driver.switch(number)
-            turns.holder = self  # At once: an interrupt that was kept back is raised where this block ends.
+        if is_pending:
+            holder._drop()
+        holder._driver.switch(number)
+        turns.holder = self
 
     def finish_recording(self) -> None:
         """Complete the file of `record`, if there is one; StorageError if it cannot be written."""
         if self.recorder is not None:
             with self.interrupts:
-                self.recorder.finish()
+                self._finish_recording()
+
+    def _finish_recording(self) -> None:
+        if self.recorder is not None:
+            self.recorder.finish()
 
     def close(self, code: int) -> None:
-        """Let the other ranks out of `connect`, once, with the job's exit code."""
-        if self.is_closed:
-            return
-        self._take_turn(is_closing=True)
+        """Let the other ranks out of `connect`, once, with the job's exit code.
+
+        In one process, AlreadyPendingCallError if a call of another thread does not end in time; with several ranks the
+        end of the with statement ends the job then.
+        """
+        if self._turns is None and not self.interrupts.are_free_within(GRACE_S):
+            raise AlreadyPendingCallError(
+                f"close while another thread's call has been under way for {GRACE_S:g} s; let that thread end first",
+                "close",
+            )
         try:
-            self.finish_recording()
+            with self.interrupts:
+                if self.is_closed:
+                    return
+                self._take_turn(is_closing=True)
+                try:
+                    self._finish_recording()
+                finally:
+                    self._let_out(code)
         finally:
-            self._let_out(code)
+            if self.is_closed and not self._is_unwatched:
+                self._is_unwatched = True
+                self.interrupts.close()
 
     def _let_out(self, code: int) -> None:
         try:
-            with self.interrupts:
-                self.is_closed = True  # Also if a handler of the program raises at the end of this: all is done then.
-                self._driver.stop(code)
-                self._driver.exchanges.free()
-                if self._turns is not None:
-                    self._turns.remove(self)
+            self.is_closed = True  # Also if a handler of the program raises at the end of this: all is done then.
+            self._driver.stop(code)
+            self._driver.exchanges.free()
+            if self._turns is not None:
+                self._turns.remove(self)
         finally:
             self.envs = None
-            self.interrupts.close()
 
 
 def _named(lane: Lane) -> str:

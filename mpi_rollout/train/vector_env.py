@@ -7,6 +7,8 @@ both alive, and nothing is copied.  Everything else belongs to the caller either
 `collect` takes several steps in one exchange, with actions that are known beforehand, or that the ranks choose.
 `step` is `send`, then `recv`.  Where envs are divided into groups, or ranks are served as they get ready, `recv`
 returns some of the envs and says which; `send` takes actions for these envs.
+
+Threads may share the envs: a call waits until that of another thread has returned, whichever methods they are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +65,10 @@ class MPIVectorEnv(OfOneJob, CalledByName):
         self.metadata, self.autoreset_mode = {**facts.metadata, "autoreset_mode": mode}, mode
         self._lane_of_env = np.concatenate([np.full(lane.num_envs, i) for i, lane in enumerate(driver.lanes)])
         outcomes = Outcomes(driver, copy)
-        self.interrupts = Interrupts(driver.worker.is_in_envs)  # After all that may fail: it is there until `close`.
+        calls = None if turns is None else turns.calls
+        self.interrupts = Interrupts(
+            driver.worker.is_in_envs, calls
+        )  # After all that may fail: it is there until `close`.
         self.end = RootEnd(driver, facts, mode, self.interrupts, turns)
         self.steps = Steps(driver, self.end, mode, outcomes, form)
         self._fragments = Fragments(self.steps, self.end)
@@ -80,8 +85,8 @@ class MPIVectorEnv(OfOneJob, CalledByName):
 
     def use_policy(self, start: Callable[[Driver], PolicyOnRanks]) -> None:
         """Leave actions of `collect` that the trainer does not give to the policy that `start` returns."""
-        self.end.check_open()
         with self.interrupts:
+            self.end.check_open()
             self._fragments.policy = start(self._driver)
 
     def reset(self, *, seed: Seeds = None, options: Options = None, infos_of_each: bool = False) -> Reset:
@@ -99,11 +104,11 @@ class MPIVectorEnv(OfOneJob, CalledByName):
         infos_of_each
             Return the infos as `recv_all` does.
         """
-        self.end.prepare_reset()
-        seed = inputs.read_seed(seed, self.num_envs)
-        mask, options = inputs.take_reset_mask(options, self.num_envs)
-        self.end.check_reset(seed, mask, options)
         with self.interrupts:
+            self.end.prepare_reset()
+            seed = inputs.read_seed(seed, self.num_envs)
+            mask, options = inputs.take_reset_mask(options, self.num_envs)
+            self.end.check_reset(seed, mask, options)
             outcome = self.steps.reset(seed, mask, options, infos_of_each)
             self.interrupts.forget()
             if isinstance(seed, int):
@@ -126,8 +131,8 @@ class MPIVectorEnv(OfOneJob, CalledByName):
             as observations and actions do.
         """
         steps, lanes = self.steps, self._driver.lanes
-        self.end.check_ready(lanes, "step")
         with self.interrupts:
+            self.end.check_ready(lanes, "step")
             steps.send(lanes, actions)
             steps.receive(len(lanes), steps.outcomes.lay)
             return steps.outcome(lanes)
@@ -143,8 +148,8 @@ class MPIVectorEnv(OfOneJob, CalledByName):
             them the infos of the reset.
         """
         lanes = self._driver.lanes
-        self.end.check_sent("recv_all")
         with self.interrupts:
+            self.end.check_sent("recv_all")
             self.steps.receive(len(lanes), self.steps.outcomes.lay)
             return self.steps.outcome(lanes, infos_of_each)
 
@@ -166,8 +171,8 @@ class MPIVectorEnv(OfOneJob, CalledByName):
             These envs do not wait for actions; nothing was sent.
         """
         lanes = self._lanes_of(envs_slice)
-        self.end.check_ready(lanes, "send")
         with self.interrupts:
+            self.end.check_ready(lanes, "send")
             self.steps.send(lanes, actions)
 
     def recv(self) -> Received:
@@ -184,8 +189,8 @@ class MPIVectorEnv(OfOneJob, CalledByName):
         RankError
             An env failed on some rank; the next `reset` of all envs begins anew.
         """
-        self.end.check_sent("recv")
         with self.interrupts:
+            self.end.check_sent("recv")
             lanes = self.steps.receive(self._batch_size, self.steps.outcomes.lay)
             return *self.steps.outcome(lanes), indices_of(lanes)
 
@@ -219,8 +224,10 @@ class MPIVectorEnv(OfOneJob, CalledByName):
             An env failed on some rank, or without autoreset an episode ended before the last step; the next `reset` of
             all envs begins anew.
         """
-        self.collect_async(num_steps, actions)
-        return self.collect_wait()
+        lanes = self._driver.lanes
+        with self.interrupts:
+            self._send_fragments(lanes, num_steps, actions)
+            return self._fragments.receive(len(lanes))[1]
 
     def collect_async(
         self, num_steps: int, actions: Tree | None = None, envs_slice: np.ndarray | slice | None = None
@@ -232,15 +239,17 @@ class MPIVectorEnv(OfOneJob, CalledByName):
         envs_slice
             The envs that take them, as `collect_some` returned them; None is all.
         """
-        lanes = self._lanes_of(envs_slice)
-        self.end.check_ready_for_fragment(lanes, num_steps)
         with self.interrupts:
-            self._fragments.send(lanes, int(num_steps), actions)
+            self._send_fragments(self._lanes_of(envs_slice), num_steps, actions)
+
+    def _send_fragments(self, lanes: Sequence[Lane], num_steps: int, actions: Tree | None) -> None:
+        self.end.check_ready_for_fragment(lanes, num_steps)
+        self._fragments.send(lanes, int(num_steps), actions)
 
     def collect_wait(self) -> Batch:
         """Wait for the steps of `collect_async` of all envs; return what `collect` returns."""
-        self.end.check_sent_fragments("collect_wait", self._driver.lanes)
         with self.interrupts:
+            self.end.check_sent_fragments("collect_wait", self._driver.lanes)
             return self._fragments.receive(len(self._driver.lanes))[1]
 
     def collect_some(self) -> Batch:
@@ -250,8 +259,8 @@ class MPIVectorEnv(OfOneJob, CalledByName):
         -------
         What `collect` returns, for these envs, and `envs_slice`, their indices, int64, rising, for `collect_async`.
         """
-        self.end.check_sent_fragments("collect_some")
         with self.interrupts:
+            self.end.check_sent_fragments("collect_some")
             lanes, batch = self._fragments.receive(self._batch_size)
             return {**batch, "envs_slice": indices_of(lanes)}
 
@@ -270,8 +279,8 @@ class MPIVectorEnv(OfOneJob, CalledByName):
         AlreadyPendingCallError
             A fragment is under way.  With first ready, it may be: each rank gets the parameters with its next one.
         """
-        self.end.check_open()
         with self.interrupts:
+            self.end.check_open()
             self._fragments.set_parameters(parameters)
 
     def render(self) -> Values:

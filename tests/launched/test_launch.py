@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from calling_threads import NUM_ENVS, Echo, share
 from envs import Agreeing, Nested, on_rank
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import SyncVectorEnv
@@ -135,6 +136,13 @@ def test_one_array_is_no_action_of_several(num_ranks: int):
         envs.reset(seed=0)
         with pytest.raises(ActionError, match="cannot be read"):
             envs.step(np.zeros((5, *first.shape), first.dtype))
+
+
+@pytest.mark.any_mpi
+@pytest.mark.mpi(2)
+def test_each_call_of_several_threads_of_launched_envs_gets_its_own_data(num_ranks: int):
+    with launch(Echo, NUM_ENVS, num_ranks) as envs:
+        assert share(envs) == []
 
 
 @pytest.mark.any_mpi
