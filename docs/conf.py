@@ -11,7 +11,7 @@ project = "mpi_rollout"
 release = version = __version__
 project_copyright = "the authors of mpi_rollout"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc", "sphinx_copybutton", "program_options"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc", "sphinx_copybutton", "program_options", "linked_pages"]
 exclude_patterns = ["_build", "_ext"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

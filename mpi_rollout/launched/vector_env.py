@@ -19,6 +19,7 @@ from weakref import ref
 import numpy as np
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.spaces import Dict, Tuple
+from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.option_values import check_seconds
 from mpi_rollout.core.spaces import set_spaces, tree_of
@@ -125,7 +126,7 @@ def _asked(method: Callable[Concatenate[MPIVectorEnv, P], T]) -> "Callable[Conca
     return ask
 
 
-class LaunchedVectorEnv(MPIVectorEnv):
+class LaunchedVectorEnv(MPIVectorEnv, VectorEnv):
     """The envs of a job that `mpi_rollout.launch` has started; methods are those of `MPIVectorEnv`.
 
     All that they return belongs to the caller.  `close`, the end of a `with` statement and the end of the program end

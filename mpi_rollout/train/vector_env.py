@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.core.spaces import Tree, agents_of, set_spaces
 from mpi_rollout.drive.actions import PolicyOnRanks
@@ -34,7 +34,7 @@ from mpi_rollout.train.steps import Outcomes, Steps
 Received = tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info, np.ndarray]  # A step of some envs, and their indices.
 
 
-class MPIVectorEnv(OfOneJob, CalledByName):
+class MPIVectorEnv(OfOneJob, CalledByName, VectorEnv):  # Directly, too: skrl looks at these classes alone.
     """All ranks' envs, in env order whatever the number of ranks.  `mpi_rollout.connect` makes it.
 
     Attributes

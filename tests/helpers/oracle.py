@@ -170,6 +170,11 @@ def differences(found: Any, expected: Any, place: str = "") -> list[str]:
     return [] if is_same else [f"{place}: got {found!r}, expected {expected!r}"]
 
 
+def names_in(infos: Any) -> list[Any]:
+    """The names of infos in their order, and of what is in them."""
+    return [(name, names_in(value)) for name, value in infos.items()] if isinstance(infos, dict) else []
+
+
 def _keys(value: Any) -> Any:
     return sorted(value) if isinstance(value, dict) else _kind(value)
 

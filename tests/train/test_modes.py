@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from jobs import Job, once
-from oracle import differences, record
+from oracle import differences, names_in, record
 
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import seed_of_slice
@@ -109,6 +109,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 def test_all_that_is_returned_is_what_gymnasium_gives(recorded: Recorded, num_ranks: int, env: str, mode: str):
     for way in ways(env, mode, num_ranks):
         assert differences(recorded(num_ranks)[env, mode, way], expected(env, mode)) == [], way
+
+
+@pytest.mark.mpi(1, 3)
+@pytest.mark.parametrize(("env", "mode"), CASES)
+def test_infos_stand_in_the_order_that_gymnasium_gives_them(recorded: Recorded, num_ranks: int, env: str, mode: str):
+    for way in ways(env, mode, num_ranks):
+        for found, theirs in zip(recorded(num_ranks)[env, mode, way], expected(env, mode), strict=True):
+            assert names_in(found[-1]) == names_in(theirs[-1]), way
 
 
 @pytest.mark.parametrize(("env", "mode"), CASES)

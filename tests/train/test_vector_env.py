@@ -8,10 +8,12 @@ from typing import Any
 import gymnasium
 import pytest
 from envs import Agreeing
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 from jobs import Job, once
 from oracle import differences, facts_of, record, resets_of, rollout
 
+import mpi_rollout
+from mpi_rollout.launched.vector_env import LaunchedVectorEnv
 from mpi_rollout.policies.random import RandomPolicy
 
 pytestmark = pytest.mark.any_mpi
@@ -140,6 +142,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], dict[
         return dict(zip(ways, found, strict=True))
 
     return by
+
+
+@pytest.mark.parametrize("kind", [mpi_rollout.MPIVectorEnv, LaunchedVectorEnv])
+def test_libraries_that_look_at_the_classes_that_a_class_is_derived_from_see_gymnasiums(kind: type):
+    assert VectorEnv in kind.__bases__ and "gymnasium." in str(kind.__bases__)
 
 
 @pytest.mark.mpi(1, 3)
