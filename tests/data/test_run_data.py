@@ -3,6 +3,7 @@
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from crafted_files import attribute, craft
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from hypothesis import given
+from hypothesis import strategies as st
 from written_data import ACTIONS, NUM_STEPS, SMALL, Feed, ending, relist, written
 
 import mpi_rollout
@@ -47,6 +50,64 @@ def test_a_column_gives_what_its_dataset_gives(path: Path) -> None:
     for wrong in (NUM_STEPS, -NUM_STEPS - 1, [0, NUM_STEPS]):
         with pytest.raises(IndexError, match="out of range"):
             data.rewards[wrong]
+
+
+def indices_of(size: int) -> st.SearchStrategy[Any]:
+    """An index of an axis: a number, a slice, a list or an array of any shape, or a mask; a few do not fit."""
+    numbers = st.integers(-size, size - 1)
+    lists = st.lists(numbers, max_size=3)
+    bound = st.none() | st.integers(-size - 2, size + 2)
+    return st.one_of(
+        numbers,
+        numbers.map(np.int16),
+        st.integers(-size - 1, size),
+        st.builds(slice, bound, bound, st.sampled_from([None, 1, 2, 3, -1, -2, -size])),
+        lists,
+        lists.map(lambda values: np.array(values, ">i4")),
+        st.lists(st.lists(numbers, min_size=2, max_size=2), min_size=1, max_size=2),
+        st.lists(st.booleans(), min_size=size, max_size=size),
+        st.lists(st.booleans(), min_size=size, max_size=size).map(np.array),
+        st.just([True]),
+    )
+
+
+@given(st.data(), st.sampled_from(["rewards", "observations/x"]))
+def test_any_index_gives_what_numpy_gives(path: Path, data: st.DataObject, name: str) -> None:
+    run = mpi_rollout.open(path)
+    column = run.rewards if name == "rewards" else run.observations["x"]
+    whole = column[...]
+    others = st.sampled_from([None, Ellipsis, np.ones(whole.shape[:2], bool), np.arange(3) > 0])
+    parts = [data.draw(indices_of(size)) for size in whole.shape[: data.draw(st.integers(0, whole.ndim))]]
+    for _ in range(data.draw(st.integers(0, 2))):
+        parts.insert(data.draw(st.integers(0, len(parts))), data.draw(others))
+    key = parts[0] if len(parts) == 1 and data.draw(st.booleans()) else tuple(parts)
+    try:
+        expected = whole[key]
+    except IndexError:
+        with pytest.raises(IndexError):
+            column[key]
+        return
+    found = column[key]
+    assert (found.shape, found.dtype, found.tobytes()) == (expected.shape, expected.dtype, expected.tobytes())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (1.5, r"an index must be integers, slices, `...`, None, or lists or masks of these, got 1.5"),
+        ("x", r"got 'x'"),
+        (True, r"got True"),
+        ([[1], [2, 3]], r"got \[\[1\], \[2, 3\]\]"),
+        ((0, 0, 0), r"an index must be of at most 2 axes, with one ellipsis, got \(0, 0, 0\)"),
+        (np.ones(2, bool), r"a mask must have the shape \(\d+,\), got \(2,\)"),
+        ((0, [0, 3]), r"env index array\(\[0, 3\]\) is out of range: there are 3"),
+    ],
+    ids=str,
+)
+def test_an_index_that_means_nothing_is_refused_in_one_line(path: Path, wrong: Any, message: str) -> None:
+    with pytest.raises(IndexError, match=message) as caught:
+        mpi_rollout.open(path).rewards[wrong]
+    assert "\n" not in str(caught.value)
 
 
 def test_rows_beyond_the_last_commit_are_not_given(tmp_path: Path) -> None:
