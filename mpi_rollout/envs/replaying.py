@@ -92,7 +92,10 @@ class ReplayingEnvs:
         if is_due.any():
             observations, of_reset = self._begin_episodes(is_due)
             results = [np.where(is_due, 0, array).astype(array.dtype) for array in results]
-            infos = {**infos, **of_reset}
+            if isinstance(infos, dict):
+                infos = {**infos, **of_reset}
+            else:  # A loop's, as a rank sends them.
+                infos = [(row, info) for row, info in infos if not is_due[row]] + of_reset
         rewards, terminations, truncations = results
         return observations, rewards, terminations, truncations, infos
 
