@@ -137,7 +137,7 @@ class ModelActions:
         self._policies = {lane: make(lane.exchange.partition.envs) for lane in driver.lanes}
         self._takes = self._policies[driver.lanes[0]].takes
         self._info_names = [leaf.path for leaf in with_masks(driver.exchanges.contents.kept_infos)]
-        check_infos(self._takes, bool(self._info_names), name)
+        check_infos(self._takes, bool(self._info_names), name, driver.action_space)
 
     def resume(self, recall: Recall) -> None:
         for rows in recall.rows(STATE in self._takes):

@@ -132,13 +132,33 @@ class ActionColumn:
         is_castable_float = self._takes_floats and array.dtype.kind == "f"
         if array.shape != shape or not (is_castable_float or is_castable(array.dtype, leaf.dtype)):
             raise ActionError(
-                f"{self._name} must be {leaf.dtype} of shape {shape}, got {array.dtype} of shape {array.shape}"
+                f"{self._name} must be {leaf.dtype} of shape {shape}, got {described(array)}; "
+                f"{self._repair(array, shape)}"
             )
         if leaf.dtype.kind == "f":  # As it will be sent: float64's 0.7 is above a float32 bound of 0.7.
             array = array.astype(leaf.dtype, copy=False)
         elif array.dtype.kind == "f":
             array = self._whole(array, env_indices)
         return array if self.is_accepted(array) else self._treat(array, env_indices)
+
+    def _repair(self, array: np.ndarray, shape: tuple[int, ...]) -> str:
+        """Return what makes of such an array what is wanted."""
+        leaf, code = self.leaf, "actions" + "".join(f"[{key!r}]" for key in self.leaf.keys)
+        if array.dtype == object and not array.ndim:
+            return "return the actions" if self._is_of_policy else "give the actions as an array"
+        if array.dtype.kind not in "biufc":
+            return "give numbers"
+        if array.shape == (*shape, 1):
+            code += "[:, 0]" if len(shape) == 1 else "[..., 0]"
+        elif (*array.shape, 1) == shape:
+            code += "[:, None]"
+        elif array.shape[:-1] == shape and array.dtype.kind == "f" and leaf.dtype.kind in "iu":
+            return f"where these are scores, give {code}.argmax(axis=-1)"
+        elif array.shape != shape:
+            return f"give one action for each of {shape[0]} envs"
+        if not is_castable(array.dtype, leaf.dtype):
+            code += f"{'.real' * (array.dtype.kind == 'c')}.astype(np.{leaf.dtype})"
+        return f"give {code}"
 
     def _whole(self, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
         """Return floats as integers of this dtype, else as they are; ActionError if some are no whole numbers."""
@@ -192,6 +212,16 @@ class ActionColumn:
         if self.leaf.dtype.kind == "f":
             return f"{clip} or by gymnasium.wrappers.ClipAction, or use ", CLIP, " or ", PASS
         return f"{clip}, or use ", CLIP
+
+
+def described(array: np.ndarray) -> str:
+    """Return in words what an array is, or the object that NumPy made one of."""
+    if array.dtype != object or array.ndim:
+        return f"{array.dtype} of shape {array.shape}"
+    value = array.item()
+    if isinstance(value, dict):
+        return f"a dict of {', '.join(map(str, value))}" if value else "an empty dict"
+    return "None" if value is None else f"{type(value).__name__} {value!r:.40}"
 
 
 def _first(is_wrong: np.ndarray) -> tuple[int, ...]:

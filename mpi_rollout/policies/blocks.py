@@ -18,6 +18,7 @@ from mpi_rollout.core.partition import shifted
 from mpi_rollout.core.seeding import model_key
 from mpi_rollout.core.spaces import Leaf, Space, Tree, is_castable, leaves, tree_of
 from mpi_rollout.errors import ActionError
+from mpi_rollout.policies.action_check import described
 from mpi_rollout.policies.memory import INFOS, STARTS, STATE, PastRows, PolicyView, kept
 from mpi_rollout.policies.model import Model
 from mpi_rollout.policies.sampling import Uniforms
@@ -176,8 +177,6 @@ def _column(name: str, leaf: Leaf, given: Tree, size: int) -> np.ndarray:
     except (TypeError, ValueError, LookupError) as error:
         raise ActionError(f"the policy's {name} cannot be read: {words_of(error)}") from error
     if array.ndim == 0 or len(array) != size:
-        raise ActionError(
-            f"the policy must give {name} of {size} envs, as many as it got observations of, got an array of shape "
-            f"{array.shape}"
-        )
+        got = described(array) if array.dtype == object and not array.ndim else f"an array of shape {array.shape}"
+        raise ActionError(f"the policy must give {name} of {size} envs, as many as it got observations of, got {got}")
     return array

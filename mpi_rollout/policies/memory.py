@@ -10,7 +10,10 @@ from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import MultiBinary
 
+from mpi_rollout.core.column_types import MASK_NAME
+from mpi_rollout.core.spaces import Space, mask_sizes
 from mpi_rollout.errors import ActionError, Option, UsageError
 
 STATE, STARTS, INFOS = "state", "episode_starts", "infos"
@@ -45,14 +48,26 @@ def names_taken(act: Callable[..., object], num_given: int, name: str) -> frozen
     return frozenset(names)
 
 
-def check_infos(taken: frozenset[str], has_infos: bool, name: str) -> None:
+def check_infos(taken: frozenset[str], has_infos: bool, name: str, action_space: Space) -> None:
     """Refuse a policy that takes infos, where there are none with types."""
     if INFOS in taken and not has_infos:
-        way_out = 'the names and types of those that it needs, such as {"action_mask": ["int8", 4]}'
         raise UsageError(
             Option("policy"), f" {name} takes infos, and nobody asks the envs for them; give ", Option("store_infos"),
-            f" {way_out}",
+            f" the names and types of those that it needs, such as {infos_for(action_space)}",
         )  # fmt: skip
+
+
+def infos_for(action_space: Space) -> str:
+    """Return how one asks for infos: for the masks of these actions, if they can have any."""
+    sizes = mask_sizes(action_space)
+    if isinstance(action_space, MultiBinary):  # sb3-contrib's masks have two entries for each bit.
+        sizes = [2] * int(np.prod(action_space.shape))
+    if not sizes:
+        return '{"lives": "int"}'
+    return (
+        f'{{"{MASK_NAME}": ["int8", {sum(sizes)}]}} for action masks; where the infos of an env have none, its method '
+        "action_masks() is asked"
+    )
 
 
 class PolicyView:

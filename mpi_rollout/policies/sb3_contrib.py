@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from mpi_rollout.core.column_types import MASK_NAME, mask_name
+from mpi_rollout.core.spaces import Space
 from mpi_rollout.errors import ActionError
-from mpi_rollout.policies.memory import INFOS, NONE, STARTS, STATE
+from mpi_rollout.policies.memory import INFOS, NONE, STARTS, STATE, infos_for
 
 FORBIDDEN = -1e8  # sb3-contrib's logit of what a mask forbids.
 
@@ -29,7 +30,9 @@ def arguments_of(policy: Any, num_rows: int, others: dict[str, Any]) -> dict[str
         starts = torch.tensor(others[STARTS], dtype=torch.float32, device=policy.device)
         return {"lstm_states": states, "episode_starts": starts}
     infos = others.get(INFOS)
-    return {"action_masks": _masks(infos).to(policy.device)} if infos else {}  # A policy that is tried gets none.
+    return (
+        {"action_masks": _masks(infos, policy.action_space).to(policy.device)} if infos else {}
+    )  # A policy that is tried gets none.
 
 
 def swapped(states: Any) -> tuple[torch.Tensor, ...]:
@@ -37,9 +40,11 @@ def swapped(states: Any) -> tuple[torch.Tensor, ...]:
     return tuple(state.transpose(0, 1) for state in states)
 
 
-def _masks(infos: dict[str, np.ndarray]) -> torch.Tensor:
+def _masks(infos: dict[str, np.ndarray], action_space: Space) -> torch.Tensor:
     """Return the masks of some envs; of those without one, nothing is forbidden."""
     if MASK_NAME not in infos:
-        raise ActionError(f"MaskablePPO needs the info {MASK_NAME!r}, got {', '.join(infos)}; store it too")
+        raise ActionError(
+            f"MaskablePPO needs the info {MASK_NAME!r}, got {', '.join(infos)}; store it too, {infos_for(action_space)}"
+        )
     has_mask = infos[mask_name(MASK_NAME)]
     return torch.from_numpy(infos[MASK_NAME].reshape(len(has_mask), -1).astype(np.bool_) | ~has_mask[:, None])

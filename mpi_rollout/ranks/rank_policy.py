@@ -43,7 +43,7 @@ class RankPolicy:
         for slice_ in self._slices:
             spaces = slice_.envs.single_observation_space, slice_.envs.single_action_space
             self.model = self.model or load_model(source, *spaces)
-            check_infos(self.model.takes, bool(slice_.exchange.layout.infos), source.name)
+            check_infos(self.model.takes, bool(slice_.exchange.layout.infos), source.name, spaces[1])
             envs, has_reset_rows = slice_.env_indices, slice_.has_reset_rows
             policy = BlockPolicy(self.model, *spaces, envs, block, seed, has_reset_rows, first_env)
             choose = partial(self._choose, policy, ActionReader(spaces[1], actions))

@@ -89,7 +89,10 @@ def test_a_policy_with_masks_acts_bit_for_bit_as_predict_does(case: str):
     got = acted(policy, observations, 0, np.ones(ROWS, bool), infos)
     assert got.dtype == expected.dtype and got.tobytes() == expected.tobytes()
     assert (got != made(case)[0].predict(observations, deterministic=True)[0]).any()
-    with pytest.raises(ActionError, match="needs the info 'action_mask', got lives; store it too"):
+    words = (
+        rf"""needs the info 'action_mask', got lives; store it too, {{"action_mask": \["int8", {sum(sizes)}\]}} for"""
+    )
+    with pytest.raises(ActionError, match=words):
         acted(policy, observations, 0, np.ones(ROWS, bool), {"lives": has_mask})
 
 

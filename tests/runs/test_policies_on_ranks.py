@@ -125,8 +125,11 @@ WRONG = {
     "axis": (65, r"state must have arrays of 64 envs on the first axis, got one of shape \(1, 9, 4\)"),
     "forgetful": (64, r"takes state, and must also take episode_starts"),
     "early": (64, r"takes episode_starts too early; .* act\(observations, env_indices, uniforms, \.\.\.\)"),
-    "allowing": (64, r"takes infos, and nobody asks the envs .* give --store-infos"),
-    "allowed": (64, r"allowed takes infos, and nobody asks the envs .* give --store-infos"),
+    "allowing": (
+        64,
+        r"takes infos, and nobody asks the envs .* give --store-infos .*\"int8\", 2\]} .* action_masks\(\) is",
+    ),
+    "allowed": (64, r"allowed takes infos, and nobody asks the envs .* give --store-infos .*\"int8\", 2\]} for action"),
 }
 
 

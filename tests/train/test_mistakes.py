@@ -28,14 +28,15 @@ JOBS = {  # The kinds of mistakes, and the ways to connect in which they are mad
 }
 PENDING, STEPPING = "AlreadyPendingCallError", "while envs are stepping; call recv() until all have come"
 WHERE = "envs_slice must be what recv returned, got "
+WRONG = "the action must be float32 of shape (12, 1), got"
 TOLD: dict[str, dict[str, tuple[str, str]]] = {
     "actions": {
-        "too few": ("ActionError", "the action must be float32 of shape (12, 1), got float32 of shape (11, 1)"),
-        "too many": ("ActionError", "the action must be float32 of shape (12, 1), got float32 of shape (13, 1)"),
-        "flat": ("ActionError", "the action must be float32 of shape (12, 1), got float32 of shape (12,)"),
-        "complex": ("ActionError", "the action must be float32 of shape (12, 1), got complex128 of shape (12, 1)"),
-        "text": ("ActionError", "the action must be float32 of shape (12, 1), got <U4 of shape (12, 1)"),
-        "none": ("ActionError", "the action must be float32 of shape (12, 1), got object of shape ()"),
+        "too few": ("ActionError", f"{WRONG} float32 of shape (11, 1); give one action for each of 12 envs"),
+        "too many": ("ActionError", f"{WRONG} float32 of shape (13, 1)"),
+        "flat": ("ActionError", f"{WRONG} float32 of shape (12,); give actions[:, None]"),
+        "complex": ("ActionError", f"{WRONG} complex128 of shape (12, 1); give actions.real.astype(np.float32)"),
+        "text": ("ActionError", f"{WRONG} <U4 of shape (12, 1)"),
+        "none": ("ActionError", f"{WRONG} None; give the actions as an array"),
         "ragged": ("ActionError", "the action cannot be read: ValueError: "),
         "nan": ("ActionError", "the action for env 7, component [0] must be in -2.0 to 2.0, got nan"),
         "too large": ("ActionError", "the action for env 11, component [0] must be in -2.0 to 2.0, got 2.5"),
