@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jobs import CLONE, HELPERS, QUICK, WHOLE, Job, datasets, forked_python, processes_in
 
-from mpi_rollout.process import console
+from mpi_rollout.process import console, hash_seed
 from mpi_rollout.storage import sandbox
 
 pytest_plugins = ["submissions"]
@@ -71,6 +71,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"LONGEST_FIRST in tests/conftest.py names files that do not exist: {missing}")
     order = {CLONE / "tests" / name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+@pytest.fixture(autouse=True)
+def fixed_hash_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs in this process say nothing of the seed of its hashes, which it got from whoever started it."""
+    monkeypatch.setattr(hash_seed, "in_use", lambda: hash_seed.FIXED)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -142,11 +142,7 @@ class Root:
             return self._end.fail(RolloutError("; ".join(words)))
 
     def _collect(self) -> Collector:
-        shard_set = self._team.shard_set
-        warning = self._output.warning if shard_set is None else shard_set.warning
-        if not_repeating := not_repeated(self._facts.seed_check):
-            not_repeating += f"; `verify --replay` will not find the same data; {ADVICE}"
-        for words in filter(None, (warning, self._output.dropped, not_repeating)):
+        for words in filter(None, self._warnings()):
             say(f"mpi_rollout: {words}\n")
         past = self._state.past
         self._lengths = prepare_lengths(self._config, self._driver)
@@ -169,6 +165,16 @@ class Root:
                 self._state.limit.append((rate, (before + after) / 2))
                 before = after
         return collector
+
+    def _warnings(self) -> Iterator[str]:
+        """Yield what the user should know before the first step; nothing is ""."""
+        shard_set = self._team.shard_set
+        yield self._output.warning if shard_set is None else shard_set.warning
+        yield self._output.dropped
+        if self._team.speaks and hash_seed.in_use() == hash_seed.RANDOM:
+            yield hash_seed.WARNING
+        if not_repeating := not_repeated(self._facts.seed_check):
+            yield f"{not_repeating}; `verify --replay` will not find the same data; {ADVICE}"
 
     def _make_source(self) -> ActionSource:
         """Load the policy, on all ranks if they ask it; return where the actions come from."""

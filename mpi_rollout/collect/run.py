@@ -73,8 +73,6 @@ def _run(config: RolloutConfig) -> int:
     if comm.size == 1 and size > 1 and config.expect_ranks is None:
         start = starting(size, world.library_name())
         say(f"mpi_rollout: 1 rank in {words}; to use all: {start} ...; if 1 is meant, say so by --expect-ranks 1\n")
-    if comm.rank == world.ROOT and hash_seed.in_use() == hash_seed.RANDOM:
-        say(f"mpi_rollout: {hash_seed.WARNING}\n")
     note = partial(tell_abort, config.path, world.rank_and_host(comm.rank))
     with job_end.noting_abort(note), job_end.all_or_none(comm):
         others_go_on = config.on_rank_loss == "shrink"

@@ -1,7 +1,7 @@
 """Whether a file is what it says: every chunk of it is read, every statement that follows from others is checked."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import islice
 from threading import Thread
@@ -218,11 +218,12 @@ def _check_episodes(file: CheckedFile) -> int:
         raise ContentError(
             f"resets says that the episode of env {env} was cut before step {step:,}; it is not truncated"
         )
-    _check_agents(file, np.concatenate([rows[: num_expected - len(unfinished)], unfinished]))
+    if agents := agents_in(file.root):
+        _check_agents(file, agents, np.concatenate([rows[: num_expected - len(unfinished)], unfinished]))
     return len(rows)
 
 
-def _check_agents(file: CheckedFile, episodes: np.ndarray) -> None:
+def _check_agents(file: CheckedFile, agents: Sequence[str], episodes: np.ndarray) -> None:
     """Check that agents act in the episodes of their envs alone, and get rewards and ends where they act alone.
 
     So the rewards of an agent's episodes are those of its env's episode, which `return_AGENT` sums up.
@@ -241,7 +242,7 @@ def _check_agents(file: CheckedFile, episodes: np.ndarray) -> None:
                 raise ContentError(f"{where}: its agent {agent} has a reward or an end, and alive/{agent} is false")
             yield block
 
-    for agent in agents_in(file.root):
+    for agent in agents:
         rows = agent_episodes(told(agent), num_envs)
         if len(others := rows[~within(rows, episodes, file.num_steps)[1]]):
             where = f"env {others[0]['env_index']}, step {others[0]['start']:,}"

@@ -173,12 +173,13 @@ def test_the_first_difference_is_found_in_every_row(counting: Recording, name: s
 
 def test_each_env_has_a_first_difference_of_its_own(counting: Recording):
     past = counting.past(20)
-    columns = counting.changed("rewards", 19, 0)
-    columns["observations"] = counting.changed("observations", int(past.starts[3]), 3)["observations"]
-    columns["observations"][20, 0] += 1
+    one, other = np.flatnonzero(past.starts < 19)[:2].tolist()
+    columns = counting.changed("rewards", 19, one)
+    columns["observations"] = counting.changed("observations", int(past.starts[other]), other)["observations"]
+    columns["observations"][20, one] += 1
     differences = Replay(counting.driver(room=3), past, columns).run()
     assert {env: (found.step, found.name) for env, found in differences.items()} == {
-        0: (19, "rewards"), 3: (past.starts[3], "observations")
+        one: (19, "rewards"), other: (past.starts[other], "observations")
     }  # fmt: skip
 
 
