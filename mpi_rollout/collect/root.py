@@ -39,6 +39,7 @@ from mpi_rollout.process.host import check_blocks
 from mpi_rollout.process.start import shadowing
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.ranks.worker import Worker
+from mpi_rollout.storage.shard_files import name_now
 from mpi_rollout.storage.status import NoStatus, Status
 from mpi_rollout.text import traceback_of, words_of
 
@@ -206,7 +207,7 @@ class Root:
         from mpi_rollout.storage.tail import not_continued
 
         self._status.tell("running", num_steps=self._num_before)
-        source = self._output.source if not self._team.run else f"{self._config.path}.part"
+        source = self._output.source if not self._team.run else name_now(f"{self._config.path}.part")
         try:
             return self._go_on_from(past, source)
         except ActionError:  # It is the policy's.

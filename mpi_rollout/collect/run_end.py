@@ -31,6 +31,7 @@ from mpi_rollout.exchange import world
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import STDOUT, fitted, say
 from mpi_rollout.process.notices import NOTICES
+from mpi_rollout.storage.shard_files import name_now
 from mpi_rollout.storage.status import Status, is_batch_job
 from mpi_rollout.text import counted, printable, shortened, system_words
 
@@ -120,7 +121,7 @@ class RunEnd:
         """Say what all shards have; remove a new set of which that is nothing."""
         assert self.team.shard_set is not None
         self.team.shard_set.drop_if_empty(part := self.team.whole.path + ".part", num_safe)
-        return f"; all shards have {counted(num_safe, 'step')}, in {part}" if num_safe else ""
+        return f"; all shards have {counted(num_safe, 'step')}, in {name_now(part)}" if num_safe else ""
 
     def _complete(self, outcomes: list[Outcome]) -> int:
         """Make one data set of shards, if there are any; print the summary."""
@@ -142,7 +143,8 @@ class RunEnd:
         if figures is not None:
             totals = figures.env_steps, figures.seconds, figures.ranks, figures.limit
             ending = Ending(utc_now(), *totals, complete=True, advice=figures.advice)
-        path, intervals = self.team.whole.path, np.array(self.leaders.intervals, INTERVAL)
+        path = self.team.whole.path
+        intervals = None if self.leaders.is_alone else np.array(self.leaders.intervals, INTERVAL)
         try:
             complete_manifest(path, ending, intervals, shard_set.replaces)
         except RolloutError as error:
@@ -167,6 +169,8 @@ class RunEnd:
         """Keep what is whole after an error; return what is said of that.  The error has what failed then, too."""
         self.monitor.progress.close()
         self.state.is_continuable &= not isinstance(error, NotContinuedError)
+        if self.state.writer is None and self.state.past is not None and isinstance(error, Interrupted):
+            return f"; the {steps_before(self.state.num_safe)} in {name_now(self.config.path + '.part')}"
         if self.state.writer is None or isinstance(error, StorageError):
             return ""
         try:
@@ -183,9 +187,11 @@ class RunEnd:
         if state != "complete" and self.status.is_first and not has_part and not is_batch_job():
             self.status.remove()
             return
-        file = out if state == "complete" else part if has_part else None
+        # A complete file that the run extends has all steps until there is a `.part`.
+        has_file = has_part or (num_steps > 0 and os.path.exists(out))
+        file = out if state == "complete" else name_now(part) if has_file else None
         facts = {"exit_code": code, "message": message, "num_steps": num_steps}
-        self.status.tell(state, **facts, resumable=has_part and is_resumable, file=file)
+        self.status.tell(state, **facts, resumable=has_file and is_resumable, file=file)
 
     @property
     def is_resumable(self) -> bool:

@@ -19,7 +19,7 @@ from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunks import FileDatasets
 from mpi_rollout.storage.new_files import closing_whole
 from mpi_rollout.storage.ownership import give_name, identity, make_locked, removed
-from mpi_rollout.storage.schema import LATER_ATTRIBUTES, LIMIT, Ending, Schema, padded, rank_rows
+from mpi_rollout.storage.schema import INTERVAL, LATER_ATTRIBUTES, LIMIT, Ending, Schema, padded, rank_rows
 from mpi_rollout.storage.shard_files import shard_path
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import Tell
@@ -29,7 +29,9 @@ from mpi_rollout.storage.values import merged_wrong
 Source = tuple[str, str, bool, tuple[object, ...], int]
 
 
-def complete_manifest(path: str, ending: Ending, intervals: np.ndarray, replaces: tuple[int, int] | None = None) -> str:
+def complete_manifest(
+    path: str, ending: Ending, intervals: np.ndarray | None = None, replaces: tuple[int, int] | None = None
+) -> str:
     """Make the complete manifest `path` of a set, in place of its `.part`, whose lock this process holds; return it.
 
     All shards must be complete; they get their names here.  Until then a complete set that is extended keeps its files.
@@ -38,7 +40,7 @@ def complete_manifest(path: str, ending: Ending, intervals: np.ndarray, replaces
     Parameters
     ----------
     intervals
-        The rows of /throughput/intervals.
+        The rows of /throughput/intervals; None where one team has written all shards: the first one has its rows.
     replaces
         The `ownership.identity` of the complete manifest of the run before it was extended.
     """
@@ -52,6 +54,9 @@ def complete_manifest(path: str, ending: Ending, intervals: np.ndarray, replaces
         # Of the start that ends the run, as in a single file.
         last = {"num_ranks": len(ending.ranks), "hosts": dumps([rank["host"] for rank in ending.ranks])}
         schema = Schema(attributes | last | {"shards": dumps(shards)}, 1)
+        if intervals is None:
+            with checked(files[0][1].path, lambda doing: None) as first:
+                intervals = first.table("throughput/intervals", INTERVAL)
         lock = make_locked(new)
         with removed(new):
             with closing_whole(FileDatasets(schema.create(new, swmr_mode=False, is_locked=True))) as datasets:

@@ -251,7 +251,7 @@ def test_what_is_told_at_the_start_is_what_all_shards_have(job: Job, num_ranks: 
     run = job.collect(num_ranks, *SMALL, **two)
     os.unlink(job.folder / "run.h5.shards" / "envs-3-5.h5")
     result = job(num_ranks, *SMALL, "--num-steps", "30", "--out", "run.h5", **two)
-    assert result.code == 0 and "run.h5.part after 0 of 30 steps" in result.err, result.err
+    assert result.code == 0 and "run.h5 after 0 of 30 steps" in result.err, result.err
     whole = job.collect(num_ranks, *SMALL, "--num-steps", "30", **two, out="whole.h5")
     assert_same_bytes(datasets(run), datasets(whole))
 
@@ -339,3 +339,26 @@ def test_what_a_start_that_was_killed_has_left_of_a_manifest_is_in_nobodys_way(j
     (job.folder / "run.h5.shards" / f"envs-0-5.h5.probe-{HOST}-1").touch()
     Path(f"{run}.part.new").touch()
     assert job.collect(None, *SMALL) == run
+
+
+STOPPED = ("--env-factory", "stopping_envs:Stopping", "--num-envs", "2", "--progress", "none", "--out", "run.h5")
+
+
+@pytest.mark.parametrize("storage", ["single", "sharded"])
+def test_an_extension_that_is_stopped_before_it_writes_points_at_a_file_that_is_there(job: Job, storage: str):
+    begun = (*STOPPED, "--storage", storage)
+    assert job(None, *begun, "--num-steps", "20").code == 0
+    with h5py.File(job.folder / "run.h5") as file:
+        assert len(file["throughput/intervals"]) == 1  # Also in a set that one team has written.
+        seed = file["episodes"]["seed"][-1]
+    longer = (*begun, "--num-steps", "60")
+    stopped = job(None, *longer, STOP_AT=f"term:{seed}-1")
+    path = str(job.folder / "run.h5")
+    there = f"{path}.part" if os.path.exists(f"{path}.part") else path
+    assert stopped.code == 75 and stopped.messages[-1].endswith(f"in {there}; the same command continues"), stopped.err
+    status = read_status(path)
+    assert status["file"] == there and status["resumable"] is True and status["num_steps"] == 20
+    assert job(None, "verify", there).code == 0
+    assert job(None, *longer).code == 0
+    with h5py.File(path) as file:
+        assert len(file["trajectories/rewards"]) == 60 and len(file["throughput/intervals"]) == 2
