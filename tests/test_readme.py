@@ -157,8 +157,8 @@ def test_what_is_not_run_is_little_and_has_a_reason():
     assert [mark for mark in others if not mark.startswith(("in the test also: --", "needs: "))] == []
     assert set(left_out) == set(REASONS)
     # `make slurm-test` has those of SLURM, and tests/test_deploy.py tries what it can of other clusters; to install is
-    # shown where to begin, and where to contribute, and packages are tried on a page; a file and a solver of yours stand
-    # on two pages.
+    # shown where to begin, and where to contribute, and packages are tried on a page; a file of yours stands on two
+    # pages.
     assert sum(reason not in ("SLURM", "a cluster") for reason in left_out) == len(REASONS) + 1
 
 
