@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from envs import Counting, Failing, Stumbling, Telling
+from envs import Failing, Stumbling, Telling
 from single_rank import driver_of, send
 
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, infos_of
 from mpi_rollout.envs.faults import OnFault
-from mpi_rollout.errors import ActionError, DataError, RankError
+from mpi_rollout.errors import ActionError, RankError
 from mpi_rollout.exchange.exchange import Command
 
 ACTIONS = np.array([2, 3, 4])
@@ -106,20 +106,6 @@ def test_a_restart_is_told_where_nobody_asks_for_infos(infos: str, capfd: pytest
     send(driver, driver.lanes, np.zeros(3, np.int64))
     driver.await_some()
     assert driver.restarts == []
-
-
-def test_infos_that_do_not_go_together_stay_apart_and_are_not_merged():
-    def telling(env_index: int) -> Counting:
-        env = Counting()
-        env.reset = lambda **_: (Counting.reset(env, seed=1)[0], {"kind": {"of": 2} if env_index else 1})
-        return env
-
-    driver = driver_of(telling, num_groups=3, infos="all")
-    reset(driver)
-    [step] = infos_of(driver.lanes)
-    with pytest.raises(DataError, match="'kind' is a dict in one env"):
-        step.merged()
-    assert [info["kind"] for info in step.of_each()] == [1, {"of": 2}, {"of": 2}]
 
 
 def test_a_method_that_fails_is_the_error_of_its_rank():

@@ -46,10 +46,11 @@ def test_envs_that_are_not_those_of_whole_lanes_are_refused(env_indices: object)
 
 def test_infos_of_lanes_are_merged_in_env_order():
     driver = reset(driver_of(Agreeing, 5, num_groups=3, infos="all"))
-    [step] = infos_of(driver.lanes)
-    infos = step.merged()
+    [of_step] = infos_of(driver.lanes)
+    infos = of_step.merged()
     assert infos["text"].tolist() == ["step 0"] * 5 and infos["_third"].tolist() == [False, False, True, False, False]
     assert infos["third"]["of"][2] == 12
+    assert of_step.of_each()[2]["third"]["of"] == 12
     assert infos_of(driver.lanes) == []  # They are taken.
 
 
@@ -115,7 +116,6 @@ def test_last_observations_of_episodes_come_from_slots_or_infos(infos: str):
     for _ in range(3):
         step(driver)
     ended = np.array([True, False, False, False, False])
-    given = infos_of(driver.lanes)
-    finals = given[0].final_observations() if given else {}
-    observations = final_observations(driver.observation_space, driver.lanes, ended, finals)
+    given = {row: last for of_step in infos_of(driver.lanes) for row, last in of_step.final_observations().items()}
+    observations = final_observations(driver.observation_space, driver.lanes, ended, given)
     assert observations[0].tolist() == [10, 0, 3, 2] and observations[1:].tolist() == [None] * 4

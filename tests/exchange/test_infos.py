@@ -336,6 +336,38 @@ def test_infos_that_the_root_cannot_read_are_an_error_and_the_next_ones_are_thei
     assert numbers == [str([900, 901, 902, 903, 904, 905])] * 2
 
 
+UNLIKE = """
+import gymnasium, numpy as np
+import mpi_rollout
+class Telling(gymnasium.Wrapper):
+    says = None
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+    def step(self, action):
+        return *self.env.step(action)[:4], {"kind": self.says}
+with mpi_rollout.connect(Telling, 6) as envs:
+    if envs is not None:
+        envs.reset(seed=1)
+        envs.set_attr("says", [1, 2, 3, 4, 5, {"a": 6}])
+        for _ in range(2):
+            try:
+                envs.step(np.zeros(6, int))
+            except Exception as error:
+                print(type(error).__name__, str(error)[:24])
+        envs.reset(seed=1)
+        envs.set_attr("says", 7)
+        print(envs.step(np.zeros(6, int))[4]["kind"].tolist())
+"""
+
+
+@pytest.mark.mpi(1, 2)
+def test_infos_that_do_not_go_together_are_a_failure_after_which_a_reset_begins_anew(job: Job, num_ranks: int):
+    result = job.script(num_ranks, UNLIKE)
+    assert result.code == 0, result.err
+    told = ["DataError info 'kind' is a dict in", "ResetNeeded an env failed, or was in"]
+    assert result.out.splitlines() == [*told, str([7] * 6)]
+
+
 LEAF = Leaf(("deep", "position"), np.dtype(np.float32), (2,))
 
 
