@@ -74,7 +74,7 @@ class TimeLimits:
 
         Episodes can only begin later than now, so none reaches its limit before the earliest deadline of now.
         """
-        elapsed = self.num_steps - self._starts
+        elapsed = np.maximum(self.num_steps - self._starts, 0)  # One that is held may begin an episode now.
         over = elapsed >= self._limits
         truncations |= over
         left = np.where(over, self._limits, self._limits - elapsed)

@@ -121,11 +121,11 @@ class Steps:
         if recorder is not None:
             recorder.make_room(lanes, 0)
         driver.do(Command.RESET, seed, mask, options)
-        if not self._end.is_reset:
-            driver.say_notices(as_argument)
-        self._end.note_reset(mask)
         self.outcomes.lay(lanes)
         taken = self._take_infos(lanes)
+        if not self._end.is_reset:
+            driver.say_notices(as_argument)  # When the infos have been taken: ranks wait for that with the next order.
+        self._end.note_reset(mask)
         [infos] = self._formed(taken, 1, is_list)
         driver.restarts.clear()
         if recorder is not None:

@@ -46,3 +46,14 @@ def test_an_env_that_takes_no_steps_reaches_its_limit_only_when_it_has_begun_aga
     limits.num_steps = 6
     limits.apply(truncations)
     assert truncations.all() and limits.elapsed(0) == 2
+
+
+def test_an_env_that_begins_after_all_were_held_reaches_its_limit():
+    limits, truncations = TimeLimits([limited(5), limited(5)]), np.zeros(2, bool)
+    limits.hold(0), limits.hold(1)
+    limits.apply(truncations)
+    limits.begin(0)
+    limits.num_steps = 5
+    assert limits.next_deadline <= 5
+    limits.apply(truncations)
+    assert truncations.tolist() == [True, False]
