@@ -212,7 +212,9 @@ def test_a_bad_value_is_refused_in_one_line_that_says_what_is_wrong(bad: list[tu
 
 
 def test_where_a_space_is_refused_the_message_has_its_place_in_the_tree(job):
-    assert "at 'mission'; make it a Box" in refused(job, "--env-factory", "envs:Text", "--out", "run.h5")
+    assert "at 'mission'; --wrappers gymnasium.wrappers:FlattenObservation makes one Box" in refused(
+        job, "--env-factory", "envs:Text", "--out", "run.h5"
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import Option, UsageError
 
 Space: TypeAlias = spaces.Space[Any]
 Tree: TypeAlias = Any  # Arrays in dicts and tuples, as the space nests them; a single array for a leaf.
@@ -94,18 +94,18 @@ def _leaf(keys: Keys, space: Space) -> Leaf:
         return Leaf(keys, np.dtype(space.dtype), tuple(space.shape or ()))
     place = f" at {'/'.join(map(str, keys))!r}" if keys else ""
     problem = f"{type(space).__name__} spaces have no fixed shape and cannot be gathered, got {space}{place}"
-    raise UsageError(f"{problem}; {_way_out(space)}")
+    raise UsageError(f"{problem}; ", *_way_out(space))
 
 
-def _way_out(space: Space) -> str:
+def _way_out(space: Space) -> tuple[str | Option, ...]:
     """Name a wrapper that makes something else of a part, or leaves it out."""
     if type(space).__module__.startswith("minigrid."):
-        return "--wrappers minigrid.wrappers:ImgObsWrapper leaves all out but the image"
+        return Option("wrappers", "minigrid.wrappers:ImgObsWrapper"), " leaves all out but the image"
     numbers = "make it a Box, Discrete, MultiDiscrete or MultiBinary with a gymnasium wrapper around the env"
     if not space.is_np_flattenable:
-        return f"leave it out, or {numbers}"
-    flatten = "--wrappers gymnasium.wrappers:FlattenObservation"
-    return f"{flatten} makes one Box of all observations; or {numbers}"
+        return (f"leave it out, or {numbers}",)
+    flatten = Option("wrappers", "gymnasium.wrappers:FlattenObservation")
+    return flatten, f" makes one Box of all observations; or {numbers}"
 
 
 def tree_of(space: Space, arrays: Iterable[T]) -> Tree:

@@ -244,7 +244,7 @@ class Driver:
 
     def say_notices(self, spell: Callable[[Option], str]) -> None:
         """Tell the user what the ranks have to say about their envs."""
-        NOTICES.hear([report["notices"] for report in self.call_ranks("report")], spell)
+        NOTICES.hear(self.call_ranks("notices"), spell)
 
     def _error_of(self, faults: Sequence[Fault | None]) -> RankError:
         """Return the error of the ranks' faults: what fails later in a fragment would not have been reached."""

@@ -5,6 +5,7 @@ Action masks stay on the rank, which draws random actions by them.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from time import perf_counter
 from typing import Any
 
 import gymnasium
@@ -21,7 +22,9 @@ from mpi_rollout.exchange.infos import add_info
 from mpi_rollout.process.console import say
 from mpi_rollout.text import words_of
 
-LOOK_STEPS = 300  # As long as `--store-infos all` looks for infos before a run.
+# As long as `--store-infos all` looks for infos before a run.  Of envs that take longer, only the first step counts:
+# how many steps they take in that time is not the same in each start.
+LOOK_STEPS, LOOK_S = 300, 10.0
 MOST_OTHERS = 100  # As many names that a run does not store are kept for its last message.
 
 
@@ -223,12 +226,12 @@ def first_types(envs: gymnasium.Env | VectorEnv, seed: int, env_index: int) -> t
     """Return the types of the infos that `--store-infos all` stores, and what is no number; EnvError if the env fails.
 
     They follow from the first episode of a rank's first env, or the first that ends of its natively vectorized envs; of
-    a longer one from its first `LOOK_STEPS` steps, so that they are the same in each start.  The envs are reset again
-    when the run begins.
+    a longer one from its first `LOOK_STEPS` steps, and of one that takes more than `LOOK_S` from its first step, so
+    that they are the same in each start.  The envs are reset again when the run begins.
     """
     try:
         if isinstance(envs, gymnasium.Env):
-            return types_in([*_episode(envs, next(episode_seeds(seed, env_index)), seed)])
+            return types_in(_episode(envs, next(episode_seeds(seed, env_index)), seed))
         return types_in([_of_first(infos, envs.num_envs) for infos in _episode(envs, seed, seed)])
     except (RolloutError, SignalInterrupt):
         raise
@@ -239,17 +242,20 @@ def first_types(envs: gymnasium.Env | VectorEnv, seed: int, env_index: int) -> t
         ) from error
 
 
-def _episode(envs: gymnasium.Env | VectorEnv, seed: int, seed_of_actions: int) -> Iterator[Info]:
-    """Take random steps until an episode ends; yield the infos."""
+def _episode(envs: gymnasium.Env | VectorEnv, seed: int, seed_of_actions: int) -> list[Info]:
+    """Take random steps until an episode ends; return the infos, or those of the first step if it takes too long."""
     space = deepcopy(envs.action_space)  # The env may draw from its own one.
     space.seed(seed_of_actions)
     _, info = envs.reset(seed=seed)
-    yield info
-    for _ in range(LOOK_STEPS):
+    infos, start = [info], perf_counter()
+    while len(infos) <= LOOK_STEPS:
         *_, terminated, truncated, info = envs.step(_some_action(space, info.get(MASK_NAME)))
-        yield info
+        infos.append(info)
         if np.any(terminated) or np.any(truncated):
             break
+        if perf_counter() - start > LOOK_S:
+            return infos[:2]
+    return infos
 
 
 def _some_action(space: spaces.Space, mask: Any = None) -> Tree:

@@ -11,7 +11,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import TypeAlias
 
@@ -31,7 +31,7 @@ from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.process.host import physical_cores, processor_quota, processor_time
 from mpi_rollout.process.interrupts import STOP_SIGNALS, Cut
-from mpi_rollout.process.notices import NOTICES
+from mpi_rollout.process.notices import NOTICES, Text
 from mpi_rollout.ranks.rank_policy import RankPolicy
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.watchdog import CLOSE_LIMIT_S, Watchdog, Work
@@ -54,7 +54,14 @@ class Worker:
         self._envs = ", ".join(f"{indices.start} to {indices.stop - 1}" for indices in ranges) or "none"
         self._place = f"rank {self.rank} ({os.uname().nodename}, envs {self._envs})"
         self._slice_of = {slice_.exchange: slice_ for slice_ in slices}
-        own: tuple[Method, ...] = (self.report, self.call_envs, self.end_replay, self.begin_anew, self.make_room)
+        own: tuple[Method, ...] = (
+            self.report,
+            self.notices,
+            self.call_envs,
+            self.end_replay,
+            self.begin_anew,
+            self.make_room,
+        )
         # What the root may call by name on all ranks.
         self.methods: dict[str, Method] = {method.__name__: method for method in own + self.policy.methods}
         self.stop_signal, self._stop_asked_at = 0, 0.0  # The signal by which somebody asked this rank to stop, or 0.
@@ -264,6 +271,10 @@ class Worker:
             "fault": self._fault,
             "notices": NOTICES.held,
         } | ({} if self.env_group is None else {"envs": self._envs, "env_ranks": [*self.env_group.ranks]})
+
+    def notices(self) -> Mapping[Text, str]:
+        """Return what this rank has to say about its envs."""
+        return NOTICES.held
 
     def _begin_grace(self, fault: Fault) -> None:
         def end() -> None:

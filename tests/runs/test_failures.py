@@ -195,7 +195,7 @@ OF_POLICIES = [  # Other failures: test_action_check.
     ("raises_later", 70, "policy: ArithmeticError: the network has diverged"),
     ("short_later", 65, "the policy's action must be float32 of shape (6, 2), got float32 of shape (5, 2)"),
     ("whole_later", 65, "the policy's action must be float32 of shape (6, 2), got complex128 of shape (6, 2)"),
-    ("nothing_later", 65, "the policy's action must be float32 of shape (6, 2), got object of shape ()"),
+    ("nothing_later", 65, "the policy's action must be float32 of shape (6, 2), got None; return the actions"),
     ("nan_later", 65, "the policy's action for env 3, component [1] must be in -1.0 to 1.0, got nan"),
     ("large_later", 65, "the policy's action for env 2, component [0] must be in -1.0 to 1.0, got 1.5"),
 ]

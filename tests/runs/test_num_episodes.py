@@ -90,13 +90,13 @@ def test_a_rank_that_is_ahead_may_fail_in_steps_that_do_not_count(job: Job, num_
     assert job(None, "--env-factory", "envs:Counting", *plain, "--out", "plain.h5").code == 0
     kwargs = json.dumps({"rank": 1, "after": 20, "others_sleep_s": 0.01})  # Rank 1 fails when others begin.
     failing = "--env-factory", "envs:on_rank", "--env-kwargs", kwargs, *plain
-    groups = *failing, "--num-groups", "2", "--fragment-length", "20"  # The first fails in step 23, the other is at 20.
+    groups = *failing, "--num-groups", "2", "--fragment-length", "20"  # The first fails in step 24, the other is at 20.
     ahead = *failing, "--batch-size", "1", "--fragment-length", "8"
     for name, run in {"groups": groups, "ahead": ahead}.items():
         assert job(num_ranks, *run, "--out", f"{name}.h5").code == 0
         assert_same_bytes(datasets(job.folder / f"{name}.h5"), datasets(job.folder / "plain.h5"))
     failed = job(num_ranks, *ahead, "--out", "failed.h5", "--num-episodes", "90")
-    assert failed.code == 70 and failed.err.count("Traceback") == 1 and "diverged; the 23 steps before" in failed.err
+    assert failed.code == 70 and failed.err.count("Traceback") == 1 and "; the 24 steps before" in failed.err
 
 
 def test_readers_take_the_file_for_what_it_is(collected, job: Job):
