@@ -114,11 +114,12 @@ def test_exports_end_each_episode_of_an_agent_that_pauses(job: Job, restless: Pa
     agent, where = "runner", {"MINARI_DATASETS_PATH": "sets"}
     assert job(None, "export", "d4rl", "restless.h5", "restless.d4", "--agent", agent).code == 0
     assert job(None, "export", "minari", "restless.h5", "restless/runner-v0", "--agent", agent, **where).code == 0
-    expected = sorted(walked(restless, agent), key=lambda it: (it[1] + len(it[2]), it[0]))  # By their last steps.
+    expected = walked(restless, agent)
+    by_last_step = sorted(expected, key=lambda it: (it[1] + len(it[2]), it[0]))
     with h5py.File(job.folder / "restless.d4") as file:
         ends = np.flatnonzero(file["terminals"][()] | file["timeouts"][()])
         rewards = [part.tolist() for part in np.split(file["rewards"][()], ends + 1)]
-        assert rewards == [*(rewards for _, _, rewards, *_ in expected), []]
+        assert rewards == [*(rewards for _, _, rewards, *_ in by_last_step), []]
     with h5py.File(job.folder / "sets/restless/runner-v0/data/main_data.hdf5") as file:
         assert len(file) == len(expected)
         for number, (_, _, rewards, terminated, truncated) in enumerate(expected):

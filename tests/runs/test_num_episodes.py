@@ -1,6 +1,7 @@
 """`--num-episodes` ends a run after the first step in which so many episodes have ended: the bytes of `--num-steps`."""
 
 import json
+import re
 from pathlib import Path
 
 import h5py
@@ -96,7 +97,8 @@ def test_a_rank_that_is_ahead_may_fail_in_steps_that_do_not_count(job: Job, num_
         assert job(num_ranks, *run, "--out", f"{name}.h5").code == 0
         assert_same_bytes(datasets(job.folder / f"{name}.h5"), datasets(job.folder / "plain.h5"))
     failed = job(num_ranks, *ahead, "--out", "failed.h5", "--num-episodes", "90")
-    assert failed.code == 70 and failed.err.count("Traceback") == 1 and "; the 24 steps before" in failed.err
+    assert failed.code == 70 and failed.err.count("Traceback") == 1
+    assert re.search(r"diverged; the 2\d steps before are in ", failed.err), failed.err
 
 
 def test_readers_take_the_file_for_what_it_is(collected, job: Job):
