@@ -30,8 +30,7 @@ def as_flag(option: Option) -> str:
 def as_argument(option: Option) -> str:
     """Return an option as it is given to `connect`."""
     name = {"out": "record", "store_infos": "infos", "env_factory": "env"}.get(option.name, option.name)
-    is_text = isinstance(option.value, str) and not option.value.startswith("{")
-    return name if option.value is None else f"{name}=" + (f'"{option.value}"' if is_text else f"{option.value}")
+    return name if option.value is None else f"{name}={option.value}"
 
 
 def spelled(parts: Iterable[object], spell: Callable[[Option], str]) -> str:
