@@ -5,7 +5,8 @@ import sys
 
 from mpi_rollout.process import hash_seed, leftovers
 from mpi_rollout.process import start as beginning
-from mpi_rollout.process.rank_variables import claimed_rank
+
+ELSEWHERE = {"-h", "--help", "--version", "--dry-run"}  # Options of `run` that start no MPI.
 
 
 def start() -> int:
@@ -43,20 +44,19 @@ def _start_mpi() -> None:
 
 
 def _import() -> None:
-    """Import what the command needs; of many ranks the first one does it for all."""
-    from mpi_rollout.exchange import modules
-
-    words = sys.argv[1:]
-    are_sent = modules.are_sent(words)
-    if not are_sent or claimed_rank() == 0:
-        beginning.check_packages()
+    """Import what the command needs."""
+    beginning.check_packages()
     gc.disable()  # Modules stay.
-    if are_sent and not modules.send(_load_run, words):
-        beginning.check_packages()
-    if modules.is_run(words):
+    if _is_run(sys.argv[1:]):
         _load_run()
         gc.freeze()  # To look for garbage in them, at the end above all, took a quarter of a rank's start.
     gc.enable()
+
+
+def _is_run(arguments: list[str]) -> bool:
+    """Tell whether these words of a command line begin a run over MPI."""
+    is_named = arguments[:1] in ([], ["run"]) or arguments[0].startswith("-")
+    return is_named and not ELSEWHERE & {*arguments}
 
 
 def _load_run() -> None:

@@ -244,9 +244,6 @@ class RunOptions(SharedOptions):
         "seconds that ranks wait for each other at the start; imports can take minutes where thousands of ranks "
         "share a file system"
     )
-    send_imports: str = on_failure(AUTO, choices=(AUTO, "yes", "no"))(
-        "rank 0 reads the program's modules and sends them to the other ranks: auto does so from 16 ranks on"
-    )
     expect_ranks: int | None = on_failure(None, least=1, metavar="N")("refuse to run on another number of ranks")
     progress: str = to_store(AUTO, choices=(AUTO, "bar", "lines", NONE))(
         "how to show the progress; auto is a bar on a terminal, else lines"

@@ -26,7 +26,6 @@ OTHER_VALUES = {
     "storage": "sharded", "shards_per_node": "3",
     "max_env_restarts": "3", "env_checks": "finite,dtypes", "env_timeout_s": "2.5", "on_rank_loss": "shrink",
     "wait": "sleep", "compression": "gzip", "limit_s": "0.5", "actions": "clip", "start_timeout_s": "30",
-    "send_imports": "yes",
     "fragment_length": "16", "policy_on": "workers", "env_threads": "2", "root_envs": "3", "policy_mode": "sample",
     "policy_block": "16", "policy_kwargs": '{"a": 1}', "policy_device": "cuda:1",
     "store_infos": '{"lives": int}', "wrappers": "gymnasium.wrappers:FlattenObservation",

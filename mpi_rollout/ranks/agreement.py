@@ -25,7 +25,6 @@ from mpi_rollout.errors import (
     without_our_frames,
 )
 from mpi_rollout.exchange.job_end import abort, all_or_none, place_of
-from mpi_rollout.exchange.modules import LIMIT, early
 from mpi_rollout.exchange.world import (
     GRACE_S,
     ROOT,
@@ -45,6 +44,7 @@ from mpi_rollout.text import words_of
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+LIMIT = "--start-timeout-s"
 COMMAND = "python -m mpi_rollout run"  # A rank may refuse its options alone.
 Prepared = TypeVar("Prepared")
 SAY_APART_S = 0.05
@@ -115,7 +115,6 @@ def come_together(timeout_s: float) -> "MPI.Intracomm":
     comm = comm_world()
     with all_or_none(comm):
         meet(comm, timeout_s, COMMAND, LIMIT)
-    early.clear()
     return comm
 
 
@@ -229,7 +228,7 @@ def share_refusal(error: RolloutError) -> RolloutError:
 
     A rank that left by itself would make the launcher end the others, perhaps before rank 0 has said why.
     """
-    if claimed_size()[0] == 1 or (loaded_mpi() is not None and not early):
+    if claimed_size()[0] == 1 or loaded_mpi() is not None:
         return error
 
     def refuse() -> None:

@@ -203,12 +203,11 @@ if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "{rank}
 @pytest.mark.any_mpi
 @pytest.mark.full_start
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("send", ["no", "yes"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_cannot_import_the_program_ends_the_job_at_once(job: Job, num_ranks: int, send: str, rank: int):
+def test_a_rank_that_cannot_import_the_program_ends_the_job_at_once(job: Job, num_ranks: int, rank: int):
     """Also where the others are in MPI_Init, or have left it, and wait for it."""
     (job.folder / "sitecustomize.py").write_text(BROKEN.format(rank=rank))
-    command = job.command(num_ranks, *RUN, "--send-imports", send)
+    command = job.command(num_ranks, *RUN)
     result = run_job(command, job.folder, PYTHONPATH=f"{job.folder}:{CLONE}")
     assert result.code and result.seconds < 20, result.err
     assert result.num_tracebacks == 1 and "ImportError: libsuite.so.3" in result.err, result.err
