@@ -91,10 +91,8 @@ class Parser(argparse.ArgumentParser):
             if before in self._option_string_actions:  # That option has taken no value.
                 return f"{before} takes no value, got {shortened(word)!r}"
             return f"{shortened(word)!r} is one argument too many{self._meant(word) or see}"
-        name, _, value = word.partition("=")
-        number = next((text for text in (value, *unknown[1:2]) if text.isdigit()), "")
-        answer = option_words(name.lstrip("".join(DASHES)), self._names, self.prog.endswith(" run"), number)
-        return f"there is no option {name}{answer or see}"
+        name = word.partition("=")[0]
+        return f"there is no option {name}{option_words(name.lstrip(''.join(DASHES)), self._names) or see}"
 
     def _meant(self, word: str) -> str:
         """Say what a word without dashes may mean, such as num_envs=4 and CartPole-v1; or ""."""
