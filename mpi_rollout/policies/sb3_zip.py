@@ -4,25 +4,24 @@ Its `data` is JSON in which ten entries are pickled (SB3 2.9): the classes, the 
 unpickles them, which executes whatever they name.  Here a class is found by its name in a list of SB3's own, and
 arguments by what the JSON says of them beside the pickle.
 
-Its `policy.pth` is a state dict that `torch.save` wrote: a zip of a pickle and of plain bytes.  It is read without
-`torch.load`, which has executed code of files, and believes their sizes.  The pickle may do no more than name tensors.
+Its `policy.pth` is a state dict that `torch.save` wrote: a zip of a pickle and of plain bytes.  `torch.load` reads it
+with `weights_only=True`, after a check of its sizes.  Before version 2.6 that has executed code of files.
 """
 
 import base64
 import io
 import json
-import math
 import pickle
 import pickletools
+import re
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import torch
 from stable_baselines3.common.save_util import load_from_zip_file
+from torch.torch_version import TorchVersion
 
 from mpi_rollout.errors import UsageError
 from mpi_rollout.policies.untrusted import JsonObject, damaged, members_of, needs_trust, reading
@@ -62,25 +61,6 @@ _EXTRACTORS = ["FlattenExtractor", "NatureCNN", "CombinedExtractor"]
 NAMED = {
     ("activation_fn", f"<class 'torch.nn.modules.activation.{name}'>"): ("torch.nn", name) for name in _ACTIVATIONS
 } | {("features_extractor_class", f"<class '{_LAYERS}.{name}'>"): (_LAYERS, name) for name in _EXTRACTORS}
-
-
-_PICKLED = (
-    "PROTO FRAME STOP MARK EMPTY_DICT EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 NONE NEWTRUE NEWFALSE BININT BININT1 "
-    "BININT2 LONG1 BINUNICODE SHORT_BINUNICODE GLOBAL STACK_GLOBAL BINPERSID REDUCE SETITEM SETITEMS BUILD "
-    "BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET"
-)
-_STORAGES = {
-    "ByteStorage": torch.uint8,
-    "CharStorage": torch.int8,
-    "ShortStorage": torch.int16,
-    "IntStorage": torch.int32,
-    "LongStorage": torch.int64,
-    "HalfStorage": torch.float16,
-    "FloatStorage": torch.float32,
-    "DoubleStorage": torch.float64,
-    "BoolStorage": torch.bool,
-    "BFloat16Storage": torch.bfloat16,
-}
 # JSON may have so much more than its file: read, it takes fifty times its size.
 FREE_JSON_BYTES = 4 << 20
 # A pickle of weights may have so much, and so much more for each member of its zip: reading takes a second a MiB.
@@ -113,6 +93,8 @@ def read_zip(content: bytes, is_trusted: bool) -> SavedPolicy:
         raise damaged("its data is no object")
     if is_trusted:
         return _unpickled(content, data)
+    if TorchVersion(torch.__version__) < "2.6":
+        raise needs_trust(f"torch {torch.__version__} may execute code of a file; torch 2.6 or newer reads it safely")
     policy_class = _class_of(data.get("policy_class"))
     arguments = _arguments(data.get("policy_kwargs", {}))
     with reading("its policy.pth"):
@@ -207,79 +189,15 @@ def read_weights(content: bytes, file_bytes: int) -> dict[str, torch.Tensor]:
     """Read a state dict that `torch.save` wrote into a file of this size; UsageError if it has more than tensors."""
     if not content.startswith(b"PK"):
         raise damaged("or written by torch 1.5 or older")
-    # By their names in the one folder that torch puts them in.
-    members = {name.partition("/")[2]: member for name, member in members_of(content, file_bytes).items()}
-    if members.get("byteorder", b"little") != b"little":
-        raise UsageError("written on a machine of another byte order")
-    size = len(members["data.pkl"])
+    members = members_of(content, file_bytes)
+    size = sum(len(member) for name, member in members.items() if name.endswith("/data.pkl"))
     if size > FREE_PICKLE_BYTES + MEMBER_PICKLE_BYTES * len(members):
         raise damaged(f"a pickle of {size:,} bytes in {len(members):,} members")
-    weights: dict[str, torch.Tensor] = _WeightReader(members).load()
-    if not all(isinstance(weight, torch.Tensor) for weight in weights.values()):
+    try:
+        weights = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))  # The rest of the text is torch's advice to trust the file.
+        raise UsageError("has code instead of weights" + (f": {named[1]:.80}" if named else "")) from error
+    if not isinstance(weights, dict) or not all(isinstance(weight, torch.Tensor) for weight in weights.values()):
         raise damaged("it has more than weights by their names")
     return weights
-
-
-class _WeightReader(pickle._Unpickler):  # The unpickler in Python: the one in C takes as much memory as a file claims.
-    """Reads the tensors that a pickle names, in the memory that they share; all else is refused."""
-
-    def __init__(self, members: dict[str, bytes]):
-        super().__init__(io.BytesIO(members["data.pkl"]))
-        self._members = members
-        self._memories: dict[str, torch.Tensor] = {}
-
-    def find_class(self, module: str, name: str) -> object:
-        if module == "torch" and name in _STORAGES:
-            return _STORAGES[name]
-        if (module, name) not in _MADE:
-            raise UsageError(f"has code instead of weights: {module}.{name}"[:120])
-        return _MADE[module, name]
-
-    def load_build(self) -> None:
-        """Drop what an object would be given: torch has `_metadata` there."""
-        self.stack.pop()  # type: ignore[attr-defined]
-
-    # Of other operations there are none.
-    dispatch = {
-        code: pickle._Unpickler.dispatch[code] for code in (ord(getattr(pickle, it)) for it in _PICKLED.split())
-    }
-    dispatch[ord(pickle.BUILD)] = load_build  # type: ignore[assignment]
-
-    def persistent_load(self, place: Any) -> torch.Tensor:
-        _, dtype, key, _, _ = place
-        if key not in self._memories:
-            self._memories[key] = _memory_of(self._members[f"data/{key}"], dtype)
-        if self._memories[key].dtype != dtype:  # Read as both, it would take the memory twice.
-            raise damaged("tensors of two dtypes are in one memory")
-        return self._memories[key]
-
-
-def _memory_of(content: bytes, dtype: torch.dtype) -> torch.Tensor:
-    """Return plain bytes as numbers, in memory of torch's own: a product may round by where its numbers are."""
-    if not content:
-        return torch.empty(0, dtype=dtype)
-    if dtype == torch.bool:  # Other bytes than 0 and 1 are no booleans.
-        return torch.frombuffer(bytearray(content), dtype=torch.uint8).ne(0)
-    return torch.frombuffer(bytearray(content), dtype=dtype).clone()
-
-
-def _tensor_in(
-    memory: torch.Tensor, offset: int, shape: Sequence[int], strides: Sequence[int], *_: object
-) -> torch.Tensor:
-    numbers = offset, *shape, *strides
-    if not len(shape) == len(strides) <= 64 or any(
-        type(number) is not int or not 0 <= number < 2**63 for number in numbers
-    ):
-        raise damaged(f"no tensor has the shape {shape!s:.60}")
-    size = math.prod(shape)
-    stop = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1 if size else 0
-    if max(size, stop) > len(memory):
-        raise damaged(f"a tensor of shape {shape!s:.60} in {len(memory):,} numbers")
-    return memory.as_strided(shape, strides, offset if size else 0)
-
-
-_MADE: dict[tuple[str, str], Callable[..., object]] = {
-    ("collections", "OrderedDict"): lambda: OrderedDict(),  # Without arguments: nothing is copied.
-    ("torch._utils", "_rebuild_tensor_v2"): _tensor_in,
-    ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
-}

@@ -278,14 +278,6 @@ def state_dict(**tensors: Any) -> bytes:
     return file.getvalue()
 
 
-def of_two_dtypes() -> bytes:
-    import torch
-
-    content = state_dict(a=torch.zeros(2), b=torch.zeros(2, dtype=torch.uint8))
-    same = b"X\x01\x00\x00\x000"
-    return changed(content, "data.pkl", lambda old: old.replace(same[:-1] + b"1", same))
-
-
 def zip_in_zip() -> bytes:
     """It is large beside its file, since zeros that are not compressed are in it."""
     inner = io.BytesIO(zipped({"a/data.pkl": b"\x80\x02}.", "a/large": bytes(80 << 20)}, zipfile.ZIP_DEFLATED))
@@ -298,7 +290,7 @@ LONG_PICKLE = b"\x80\x02}" + b"q\x00" * (1 << 20) + b"."
 MEMBERS: dict[str, tuple[Callable[[], bytes], str]] = {
     "cut": (
         lambda: weights_with("", lambda old: old[:40] if len(old) == 1024 else old),
-        r"policy\.pth: the file is damaged: a tensor of shape .* in 10 numbers",
+        r"policy\.pth: the file is damaged: record size",
     ),
     "a zip in a zip": (
         lambda: with_member("policy.pth", zip_in_zip()),
@@ -308,7 +300,6 @@ MEMBERS: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: with_member("policy.pth", zipped({"a/data.pkl": LONG_PICKLE}, zipfile.ZIP_DEFLATED)),
         r"a pickle of 2,097,156 bytes in 1 members",
     ),
-    "two dtypes": (lambda: with_member("policy.pth", of_two_dtypes()), "tensors of two dtypes are in one memory"),
     "much JSON": (lambda: with_member("data", b"[" + b"[{}]," * 10**6 + b"0]"), r"bytes have JSON of 5,000,003"),
     "deep lists": (lambda: with_member("data", b"[" * 200_000 + b"]" * 200_000), "policy p.zip: the file is damaged"),
     "deep objects": (
