@@ -104,8 +104,8 @@ class RolloutConfig(RunOptions):
         return self.has_model or (not self.is_random and self.block != 0)
 
     @property
-    def acts_on_ranks(self) -> bool:
-        """Each rank chooses the actions of its own envs: at random, or by the policy."""
+    def runs_ahead(self) -> bool:
+        """Ranks can take many steps between two exchanges: no action depends on what rank 0 has got of the envs."""
         return self.is_random or self.asks_on_ranks
 
     @property
@@ -124,7 +124,7 @@ class RolloutConfig(RunOptions):
         if (self.env is None) == (self.env_factory is None):
             count = "none; all commands: python -m mpi_rollout --help" if self.env is None else "both"
             yield f"give one of --env ID and --env-factory MODULE:CALLABLE, got {count}"
-        if self.policy_on == "workers" and not self.acts_on_ranks:
+        if self.policy_on == "workers" and not self.runs_ahead:
             yield (
                 "--policy-on workers is for random actions and for policies that every rank can load: files, and "
                 f"MODULE:{MAKE_POLICY}; --policy {self.policy} is on rank 0 alone; leave one of the two out"
@@ -165,7 +165,9 @@ class RolloutConfig(RunOptions):
             yield "needs MPI's own waits, got --wait sleep; leave one of the two out"
         if self.max_env_restarts > 0:
             yield "and --max-env-restarts do not go together yet; leave one of the two out"
-        if self.fragment_length not in (AUTO, "1") and not self.acts_on_ranks:
+        if self.is_random and self.policy_on == "root":
+            yield "needs random actions that the ranks draw, got --policy-on root; leave one of the two out"
+        if self.fragment_length not in (AUTO, "1") and not self.runs_ahead:
             yield (
                 f"with --fragment-length {self.fragment_length} is for actions that the ranks choose; use "
                 "--fragment-length 1"
@@ -214,7 +216,6 @@ def unused(config: RolloutConfig, typed: Collection[str] = ()) -> dict[str, str]
         "env_threads": (config.vectorization_mode != "sync", f"--vectorization-mode {modes}"),
         "trace_part": (config.trace is not None, "--trace"),
         "store_extras": (is_maker(config.policy), f"--policy MODULE:{MAKE_POLICY}"),
-        "policy_on": (is_asked or config.policy_on != "root", "another --policy than random"),
         "policy_block": (is_asked, "another --policy than random"),
         "shards_per_node": (config.storage != "single", "--storage sharded"),
     }

@@ -222,9 +222,9 @@ class RunOptions(SharedOptions):
         "on a rank and take at most 0.4 s, and 1 for a callable; the data do not depend on it"
     )
     policy_on: str = to_speed(AUTO, choices=(AUTO, "root", "workers"))(
-        "who chooses actions: root, which sends them to the ranks; workers, each for its own envs; auto is the workers "
-        "for random actions and for a policy of a file or of make_policy, and the root for a callable; the data do not "
-        "depend on it"
+        "who chooses actions: root, which sends them to the ranks; workers, each for its own envs; auto is the root "
+        "for a callable, and for random actions unless those of a fragment have more than 1 MiB; it is the workers "
+        "for a policy of a file or of make_policy; the data do not depend on it"
     )
     trajectories: bool = to_store(True)("measure throughput only; store no trajectories")
     measure_limit: bool = for_tests(False)(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_rollout.core.policy_kinds import CALLED
+from mpi_rollout.core.policy_kinds import CALLED, RANDOM
 from mpi_rollout.drive.fragments import LARGE_SLOT_NBYTES
 from mpi_rollout.exchange.waiting import ranks_per_core
 from mpi_rollout.options import POLICY_BLOCK
@@ -135,7 +135,7 @@ def _fragments(run: "RunFigures") -> str:
     """Name what lets ranks take many steps between two exchanges; "" where they do, or where it is not known."""
     if run.policy_kind == CALLED:
         return "fragments (--policy MODULE:make_policy)"
-    if run.inference == "root":
+    if run.inference == "root" and run.policy_kind != RANDOM:
         return "--policy-on workers"
     could = run.fragment_length == 1 and run.slot_bytes <= LARGE_SLOT_NBYTES // 2  # Else two steps are too large.
     return "leave out --fragment-length 1" if could else ""

@@ -20,7 +20,16 @@ from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.policy_kinds import FORMATS, MAKE_POLICY
 from mpi_rollout.core.seeding import Reproducibility
-from mpi_rollout.drive.actions import ActionSource, ModelActions, PolicyActions, PolicyOnRanks, RankActions, too_short
+from mpi_rollout.drive.actions import (
+    ActionSource,
+    ModelActions,
+    PolicyActions,
+    PolicyOnRanks,
+    RandomActions,
+    RankActions,
+    ranks_draw,
+    too_short,
+)
 from mpi_rollout.drive.blocks import Discard
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import prepare_lengths
@@ -32,6 +41,7 @@ from mpi_rollout.exchange import job_end
 from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.policies.blocks import BlockPolicy
 from mpi_rollout.policies.model import PolicySource
+from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.policies.sources import load_model
 from mpi_rollout.process import hash_seed
 from mpi_rollout.process.console import name_of_stop, say
@@ -181,8 +191,10 @@ class Root:
         """Load the policy, on all ranks if they ask it; return where the actions come from."""
         config, policy, driver, most = self._config, self._policy, self._driver, self._lengths.most
         if config.is_random:
-            return RankActions(driver)
-        if config.acts_on_ranks:
+            by_env = config.num_envs, config.seed, config.first_env
+            random = RandomPolicy(driver.action_space, *by_env)
+            return RankActions(driver) if ranks_draw(config, driver, most) else RandomActions(driver, random)
+        if config.asks_on_ranks:
             by_env = config.block, config.seed, config.first_env
             return RankActions(driver, PolicyOnRanks(driver, policy, config.actions, *by_env))
         spaces = driver.observation_space, driver.action_space

@@ -263,7 +263,7 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
         keeps_extras=config.store_extras and config.trajectories,
         infos=config.store_infos or "none",
         keeps_infos=bool(config.store_infos),
-        is_read=config.trajectories or not config.acts_on_ranks,
+        is_read=config.trajectories or not config.runs_ahead,
     )
 
 

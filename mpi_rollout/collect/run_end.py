@@ -238,7 +238,7 @@ class RunEnd:
 
     def _figures(self, collector: Collector, ranks: list[RankReport], complete: bool) -> RunFigures:
         config, state, tally, exchange = self.config, self.state, collector.tally, self.driver.lanes[0].exchange
-        length = collector.lengths.longest
+        length, is_on_ranks = collector.lengths.longest, collector.source.is_on_ranks
         return RunFigures(
             file=state.file.part,
             num_envs=config.num_envs,
@@ -259,12 +259,12 @@ class RunEnd:
             catch_up_s=state.catch_up_s,
             complete=complete,
             mpi_library=world.library_name(),
-            order_bytes=exchange.order.nbytes_of(1 if config.acts_on_ranks else length),
+            order_bytes=exchange.order.nbytes_of(1 if is_on_ranks else length),
             slot_bytes=length * exchange.layout.nbytes,
             lost=self.lost_ranks.all,
             slept=self.driver.exchanges.way == "sleep",
             fragment_length=length,
-            inference="workers" if config.acts_on_ranks else "root",
+            inference="workers" if is_on_ranks else "root",
             num_episodes=None if collector.goal is None else collector.goal.num_ended,
             of_num_episodes=config.num_episodes,
             policy_kind=kind_of_name(config.policy),

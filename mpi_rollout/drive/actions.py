@@ -2,7 +2,7 @@
 
 Each source has `send`: it sends lanes the actions of their next steps, which have rows in the blocks; PolicyError if
 the policy has failed, ActionError if it gave what are no actions of these envs.  After `resume` it goes on as if no run
-had been stopped.
+had been stopped.  `is_on_ranks` tells whether the ranks choose the actions.
 
 Actions that come back with the slots are stored from there.  Others go into their rows when they are sent.
 """
@@ -13,23 +13,30 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.columns import with_masks
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.policy_kinds import MADE
-from mpi_rollout.core.spaces import Space, Tree, map_tree, tree_of
+from mpi_rollout.core.spaces import Space, Tree, leaves, map_tree, tree_of
 from mpi_rollout.drive.blocks import Blocks
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
 from mpi_rollout.drive.recall import Recall
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt, UsageError
+from mpi_rollout.exchange.orders import actions_nbytes
+from mpi_rollout.options import AUTO
 from mpi_rollout.policies.blocks import BlockPolicy, check_actions_alone
 from mpi_rollout.policies.memory import NONE, STATE, check_infos
 from mpi_rollout.policies.model import Policy, PolicySource
 from mpi_rollout.policies.parameters import Layout, packed
+from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.text import counted, shortened, words_of
 
 Given = TypeVar("Given")
+# The most bytes of random actions that rank 0 sends for a fragment: those of kernels, which take less time to step than
+# to send, have more.
+SENT_NBYTES = 2**20
 
 
 class Span(NamedTuple):
@@ -40,8 +47,35 @@ class Span(NamedTuple):
     num_steps: int
 
 
+class RandomActions:
+    """Random actions, which rank 0 draws for all envs and sends.
+
+    A rank draws again for those of its envs that have action masks.  The actions that were taken come back with the
+    slots.
+    """
+
+    is_on_ranks = False
+
+    def __init__(self, driver: Driver, random: RandomPolicy):
+        self._driver, self._random = driver, random
+        self._steps = dict.fromkeys(driver.lanes, 0)
+
+    def resume(self, _recall: Recall) -> None:
+        """Do nothing: actions depend on seed, env and step alone."""
+
+    def send(self, spans: Sequence[Span], _blocks: Blocks) -> None:
+        for lane, step, num_steps in spans:
+            self._steps[lane] = step
+            self._random.forget(min(self._steps.values()))
+            actions = self._random.rows(step, num_steps, lane.exchange.partition.envs)
+            self._driver.clock.lap("policy")
+            self._driver.send(lane, actions, num_steps, step)
+
+
 class RankActions:
     """The ranks choose: by a policy of their own, if there is one, or at random."""
+
+    is_on_ranks = True
 
     def __init__(self, driver: Driver, policy: "PolicyOnRanks | None" = None):
         self._driver, self._policy = driver, policy
@@ -132,6 +166,8 @@ class ModelActions:
     `make` makes the policy of some envs; `name` is for messages.
     """
 
+    is_on_ranks = False
+
     def __init__(self, driver: Driver, make: Callable[[range], BlockPolicy], name: str):
         self._driver, self._stepped = driver, set[Lane]()
         self._policies = {lane: make(lane.exchange.partition.envs) for lane in driver.lanes}
@@ -175,6 +211,8 @@ class PolicyActions:
 
     `most` is the longest fragment: more than one step needs plans.
     """
+
+    is_on_ranks = False
 
     def __init__(self, driver: Driver, policy: Policy, most: int = 1):
         self._driver, self._policy, self._most = driver, policy, most
@@ -224,7 +262,18 @@ class PolicyActions:
         return plan
 
 
-ActionSource: TypeAlias = RankActions | ModelActions | PolicyActions
+ActionSource: TypeAlias = RandomActions | RankActions | ModelActions | PolicyActions
+
+
+def ranks_draw(config: RolloutConfig, driver: Driver, most: int) -> bool:
+    """Tell whether each rank draws the random actions of its own envs; else rank 0 draws and sends those of all.
+
+    `most` is the number of steps of the longest fragment.
+    """
+    if config.policy_on != AUTO:
+        return config.policy_on == "workers"
+    nbytes = actions_nbytes(leaves(driver.action_space), most * driver.num_envs)
+    return config.on_rank_loss == "shrink" or nbytes > SENT_NBYTES
 
 
 def too_short(length: int, way_out: str) -> ActionError:

@@ -74,7 +74,7 @@ def prepare_lengths(config: RolloutConfig, driver: Driver) -> FragmentLengths:
     if asked == AUTO:
         held_nbytes = row_nbytes + actions_nbytes(leaves(driver.action_space), exchange.partition.capacity)
         auto = auto_length(held_nbytes, num_ranks, counts_only=not exchange.layout.observations)
-        length = min(auto, config.num_steps) if config.acts_on_ranks else 1
+        length = min(auto, config.num_steps) if config.runs_ahead else 1
     else:
         length = min(int(asked), config.num_steps)
         driver.check_room(f"--fragment-length {asked}", length)

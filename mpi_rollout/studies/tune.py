@@ -112,7 +112,7 @@ def tune(run: Options, ranks: Sequence[int], trial_s: float, jobs: JobOptions) -
     ranks = ranks or _usual_ranks(num_envs)
     first = Study("tune", (Point(ranks[-1]),), num_envs, run, jobs)  # Refuses what every job would refuse.
     config = first.config(first.points[0], "run.h5")
-    points = candidates(ranks, num_envs, config.acts_on_ranks)
+    points = candidates(ranks, num_envs, config.runs_ahead)
     if not isinstance(run["env_kwargs"], list):  # It has one element for each env.
         points += (_more_envs(first, ranks[-1]),)
     study = replace(first, points=points)
@@ -218,7 +218,7 @@ def _what_helps(file: StudyFile, most: int) -> list[str]:
         if point in rates and other in rates:
             times, helps = rates[point].median / rates[other].median, rates[point].low > rates[other].high
             text.append(f"{name} {'helps' if helps else 'does not help'}, {times:.2f} times the env steps/s")
-    if file.study.config(base, "run.h5").acts_on_ranks:
+    if file.study.config(base, "run.h5").runs_ahead:
         return text
     return [*text, "fragments: need a policy that the ranks run, such as --policy MODULE:make_policy"]
 

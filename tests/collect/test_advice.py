@@ -8,7 +8,7 @@ from jobs import Job, Start
 
 from mpi_rollout.collect.advice import LARGE_ROW_NBYTES
 from mpi_rollout.collect.report import RunFigures
-from mpi_rollout.core.policy_kinds import CALLED
+from mpi_rollout.core.policy_kinds import CALLED, MADE
 from mpi_rollout.process.clock import PHASES
 from mpi_rollout.storage.schema import ROOMS
 
@@ -70,7 +70,7 @@ def test_groups_of_ranks_get_no_advice_that_their_number_refuses():
 
 
 SHORT = figures(10.0, [32, 32], [2.0, 2.0])
-UNEVEN = figures(10.0, [8, 8, 8], [6.0, 6.0, 6.0], slowest_s=9.0)
+UNEVEN = replace(figures(10.0, [8, 8, 8], [6.0, 6.0, 6.0], slowest_s=9.0), policy_kind=MADE)
 POLICY = figures(10.0, [32, 32], [2.0, 2.0], policy=7.0)
 ADVICE = {
     "crowded": (
