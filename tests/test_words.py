@@ -99,7 +99,6 @@ def test_a_run_that_was_begun_with_options_that_it_did_not_use_is_continued_with
         "complete": False,
         "config": before.to_json(),
         "policy_sha256": "",
-        "version": 2,
         "recorded": False,
         "sharded": False,
     }

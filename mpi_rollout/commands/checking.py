@@ -83,11 +83,6 @@ def _report_lines(report: Mapping[str, Any]) -> list[str]:
     ]
     if "shards" in report:
         lines.insert(1, f"shards        {report['shards']:,}, each whole, and those that its manifest means")
-    if not report["has_checksums"]:
-        lines.append(
-            "note          an older version wrote it, with HDF5's checksums alone: a part that was lost and reads as "
-            "zeros is not found"
-        )
     if report["limits"]:
         lines.append(printable(f"recording     {report['limits']}"))
     if "replayed" in report:

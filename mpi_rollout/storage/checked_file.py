@@ -24,7 +24,6 @@ from mpi_rollout.storage.schema import (
     FORMAT,
     FORMAT_VERSION,
     LIST,
-    LISTED_SINCE,
     RANK,
     RESET,
     check_datasets,
@@ -93,8 +92,7 @@ class CheckedFile:
         check_format(self.root, path)
         check_attributes(self.root)
         self.config = read_config(self.root["config"], path)
-        has_list = "chunks" in file or count(self.root, "format_version") >= LISTED_SINCE
-        expected = expected_rows(self.root, self.config, has_list)
+        expected = expected_rows(self.root, self.config)
         self._virtual = expected_leaves(self.root) if is_manifest(self.root) else {}
         self.datasets = checked_objects(file, tell, expected, {f"trajectories/{name}" for name in self._virtual})
         check_datasets(self.datasets, expected, self.config.compression)
@@ -226,7 +224,7 @@ def check_num_steps(num_steps: int | None, num_committed: int) -> None:
 
 
 def check_format(attributes: Mapping[str, object], path: str) -> None:
-    """Refuse files of other programs, and of later versions of this one.
+    """Refuse files of other programs, and of other versions of this one.
 
     ContentError if it is a damaged file of this program.
     """
@@ -238,7 +236,7 @@ def check_format(attributes: Mapping[str, object], path: str) -> None:
             )
         raise DataError(f"{path} was not written by {FORMAT}")
     version = count(attributes, "format_version")
-    if version not in range(1, FORMAT_VERSION + 1):
+    if version != FORMAT_VERSION:
         raise DataError(
             f"{path} has format version {version}, this program reads {FORMAT_VERSION}; read it with the version of "
             "mpi_rollout that wrote it"
@@ -261,7 +259,7 @@ def check_attributes(attributes: Mapping[str, object]) -> None:
     if digest_of(attributes) != attributes["digest"]:
         raise ContentError("the attributes of its root group are not what was written: their digest does not fit")
     promise_of(attributes)
-    has_seeds = attributes.get("has_episode_seeds", np.False_)  # Older files do not have it.
+    has_seeds = attributes.get("has_episode_seeds")
     if not isinstance(has_seeds, np.bool_):
         raise ContentError(
             f"its attribute has_episode_seeds is {one_line(repr(has_seeds))}, it should be true or false"
@@ -271,10 +269,8 @@ def check_attributes(attributes: Mapping[str, object]) -> None:
 
 
 def promise_of(attributes: Mapping[str, object]) -> Reproducibility:
-    """Return the promise of a file's envs; files of older versions do not have it."""
-    if (promised := attributes.get("reproducibility")) is None:
-        is_loop = parsed(attributes, "config", dict).get("vectorization_mode") == "sync"
-        return Reproducibility.EPISODE if is_loop else Reproducibility.SLICE
+    """Return the promise of a file's envs."""
+    promised = attributes.get("reproducibility")
     try:
         return Reproducibility(text(attributes, "reproducibility"))
     except ValueError as error:
@@ -291,12 +287,11 @@ def identity(tell: Tell, path: str) -> dict[str, Any]:
 
 
 def identity_of(attributes: Mapping[str, object]) -> dict[str, Any]:
-    """Return the configuration, in JSON, policy, promise and format of a run, and what its file is."""
+    """Return the configuration, in JSON, policy and promise of a run, and what its file is."""
     return {
         "config": text(attributes, "config"),
         "policy_sha256": text(attributes, "policy_sha256") if "policy_sha256" in attributes else "",
         "promise": promise_of(attributes).value,
-        "version": count(attributes, "format_version"),
         "complete": bool(text(attributes, "finished").strip()),
         "recorded": is_recording(attributes),
         "sharded": is_manifest(attributes),

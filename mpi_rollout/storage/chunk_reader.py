@@ -1,7 +1,6 @@
 """Chunks as they are in a file: found, compared with their checksums, decoded.  Of HDF5, only its index is used.
 
-A file lists its chunks itself, see `ChunkList`: what its last commit lists counts.  Files of format versions 1
-and 2 have no list.  There HDF5's index takes its place, and HDF5's checksum, which fits a chunk of zeros too.
+A file lists its chunks itself, see `ChunkList`: what its last commit lists counts.
 """
 
 import os
@@ -14,7 +13,7 @@ import h5py
 import numpy as np
 
 from mpi_rollout.errors import ContentError
-from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters, fletcher32
+from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters
 from mpi_rollout.storage.schema import CHUNK, is_sparse
 from mpi_rollout.storage.untrusted import is_of_reading
 
@@ -35,7 +34,7 @@ class ChunkReader:
     Parameters
     ----------
     listed
-        Rows of the file's list; None where there is none: then HDF5's index takes its place.
+        Rows of the file's list.
     is_sealed
         No run goes on with the file: HDF5's index has the very chunks that are listed.
     needs_index
@@ -47,9 +46,7 @@ class ChunkReader:
         What was read.
     """
 
-    def __init__(
-        self, dataset: h5py.Dataset, descriptor: int, listed: np.ndarray | None, is_sealed: bool, needs_index: bool
-    ):
+    def __init__(self, dataset: h5py.Dataset, descriptor: int, listed: np.ndarray, is_sealed: bool, needs_index: bool):
         self.name, self.dtype = str(dataset.name)[1:], dataset.dtype
         self.shape, self.sizes = dataset.shape, dataset.chunks
         self._num_envs: int = dataset.shape[1] if dataset.ndim > 1 else 1
@@ -57,10 +54,10 @@ class ChunkReader:
         self.rows: int = dataset.chunks[0]
         self.across = -(-self._num_envs // self._envs)
         self._is_sparse, self._is_sealed, self._descriptor = is_sparse(dataset), is_sealed, descriptor
-        self._filters, self._is_listed, self._needs_index = Filters(dataset), listed is not None, needs_index
+        self._filters, self._needs_index = Filters(dataset), needs_index
         self.row_nbytes: int = dataset.dtype.itemsize * int(np.prod(dataset.chunks[1:], dtype=object))
-        self._index = self._last_of_each(indexed_chunks(dataset, is_needed=needs_index or listed is None))
-        self._listed = self._index if listed is None else self._last_of_each(listed)
+        self._index = self._last_of_each(indexed_chunks(dataset, is_needed=needs_index))
+        self._listed = self._last_of_each(listed)
         self._stored, self._mask = np.empty(0, np.uint8), 0  # The chunk that was read last, as it is in the file.
         self.num_chunks = self.nbytes = 0
 
@@ -144,9 +141,7 @@ class ChunkReader:
         """Read a chunk; return what is wrong with it, "" for nothing.  The dataset's first `num_rows` rows count."""
         num_rows = min(num_rows - self.place(number)[0], self.rows)
         listed, indexed = _entry(self._listed, number), _entry(self._index, number)
-        if listed is not None and not self._is_listed:
-            problem = self._problem_of_old(listed, num_rows)
-        elif listed is not None:
+        if listed is not None:
             problem = self._problem_of(listed, indexed, num_rows)
             if problem and not self._needs_index and self._has_been_found(listed):
                 problem = ""
@@ -184,16 +179,6 @@ class ChunkReader:
         if self._is_sealed and not self._filters.has_checksum(mask):
             return "the chunk has no checksum"
         return "" if fits else f"the chunk has {nbytes} bytes, expected {whole}"
-
-    def _problem_of_old(self, entry: np.void, num_rows: int) -> str:
-        """Read a chunk of a file without a list, and compare HDF5's checksum."""
-        if problem := self._problem_of_size(entry) or self._read(entry):
-            return problem
-        if not self._filters.has_checksum(self._mask):
-            return "the chunk has no checksum" if num_rows == self.rows else ""
-        data = self._stored
-        fits = fletcher32(data[:-CHECKSUM_NBYTES]) == data[-CHECKSUM_NBYTES:].tobytes()
-        return "" if fits else "the checksum does not fit"
 
     def _has_been_found(self, listed: np.void) -> bool:
         """Tell whether a chunk is where it was put when it was written, and read it; one of zeros need not be there."""

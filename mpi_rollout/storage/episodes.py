@@ -249,12 +249,8 @@ def make_table(
     faults: np.ndarray | None = None,
     resets: np.ndarray | None = None,
 ) -> EpisodeTable:
-    """Make the empty table of a run; it knows of these rows of /faults and /resets.
-
-    Files of older versions do not say in their attributes whether episodes have seeds: those of loops have.
-    """
-    has_seeds = bool(attributes.get("has_episode_seeds", config.vectorization_mode == "sync"))
-    seed = config.seed if has_seeds else None
+    """Make the empty table of a run; it knows of these rows of /faults and /resets."""
+    seed = config.seed if attributes["has_episode_seeds"] else None
     sizes = num_reset_rows_of(attributes), config.first_env
     table = EpisodeTable(config.num_envs, seed, *sizes, agents_in(attributes))
     if faults is not None:

@@ -10,7 +10,7 @@ from mpi_rollout.storage.untrusted import attributes_of, parsed, table_of
 
 
 class FileChunks:
-    """The chunks of all datasets of a file in its first `num_steps` steps, as its own list says, where it has one.
+    """The chunks of all datasets of a file in its first `num_steps` steps, as its own list says.
 
     ContentError if the list is damaged.
     """
@@ -25,8 +25,7 @@ class FileChunks:
         is_at_least: bool = False,
     ):
         self._file, self._is_sealed, self._needs_index = file, is_sealed, needs_index
-        self.has_list = "chunks" in file
-        self._listed = listed_chunks(file, num_steps, is_sealed, is_at_least) if self.has_list else {}
+        self._listed = listed_chunks(file, num_steps, is_sealed, is_at_least)
         self._bytes = open(path, "rb", buffering=0)  # noqa: SIM115  # It is open as long as the file.
         self._chunks: dict[str, ChunkReader] = {}
 
@@ -37,7 +36,7 @@ class FileChunks:
     def chunks(self, name: str) -> ChunkReader:
         """Return the chunks of a dataset."""
         if name not in self._chunks:
-            listed = self._listed.get(name, np.zeros(0, CHUNK)) if self.has_list else None
+            listed = self._listed.get(name, np.zeros(0, CHUNK))
             flags = self._is_sealed, self._needs_index
             self._chunks[name] = ChunkReader(self._file[name], self._bytes.fileno(), listed, *flags)
         return self._chunks[name]
@@ -45,7 +44,7 @@ class FileChunks:
     def num_rows(self, name: str) -> int:
         """Return the number of rows of a table that count: before a file is sealed, those that the list has."""
         num_rows = len(self._file[name])
-        return min(num_rows, self.chunks(name).num_listed_rows) if self.has_list and not self._is_sealed else num_rows
+        return num_rows if self._is_sealed else min(num_rows, self.chunks(name).num_listed_rows)
 
 
 def listed_chunks(file: h5py.File, num_steps: int, is_sealed: bool, is_at_least: bool = False) -> dict[str, np.ndarray]:

@@ -23,8 +23,7 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
     """Refuse to go on with the file of another run; `stored` is what `checked_file.identity` says of the file.
 
     Return whether the file is complete, and of the same run with fewer steps or episodes: it can be extended.
-    UsageError if options that decide on the data differ, or if this version of the program would go on with other
-    actions; the message says which.
+    UsageError if options that decide on the data differ; the message says which.
     """
     is_complete, about = stored["complete"], f"--out {config.out}: {path}"
     way_out = f"move it away, use another --out, or {'replace' if is_complete else 'drop'} it with --overwrite"
@@ -52,9 +51,6 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
     if sha256 and sha256 != stored["policy_sha256"]:  # A file that cannot be read is refused as in a new run.
         was = f"(its SHA-256 was {stored['policy_sha256'][:16]}...)"
         raise UsageError(f"{about} is of a run with another {config.policy} {was}; {advice}")
-    if stored["version"] == 1 and config.is_random and (has_fewer or not is_complete):
-        words = "was begun by a version of mpi_rollout that draws other random actions from the same seed"
-        raise UsageError(f"{about} {words}; finish it with that version, move it away, or use another --out")
     return has_fewer
 
 

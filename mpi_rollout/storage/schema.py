@@ -27,10 +27,9 @@ from mpi_rollout.storage.untrusted import parsed
 from mpi_rollout.storage.values import ValueChecks, described_agents, described_leaves
 
 FORMAT = "mpi_rollout"
-# Raise it when older versions would misread a file.  A new option needs no new version: a reader knows a file's options
-# by their names, see `config.read_config`.
-# 1: random actions were other ones for the same seed.  2: there was no list of chunks.
-LISTED_SINCE = FORMAT_VERSION = 3
+# The one version that is read.  Raise it when the same options give other data, or a file has another meaning.  A new
+# option needs no new version: a reader knows the options of a file by their names, see `config.read_config`.
+FORMAT_VERSION = 4
 SPAN_NBYTES = 2**23  # All chunks that hold one step: HDF5's readers keep 8 MiB; before version 2.0 they kept 1 MiB.
 BLOCK_NBYTES = 2**24
 FEW_STEPS, LARGE_BLOCK_NBYTES = 8, 2**26  # Blocks of large rows, such as images, hold a fragment of so many steps.
@@ -149,7 +148,7 @@ class Schema:
         file.create_dataset(name, (0, *shape), dtype, **options)
 
 
-def expected_rows(root: Mapping[str, object], config: RolloutConfig, has_list: bool = True) -> Contents:
+def expected_rows(root: Mapping[str, object], config: RolloutConfig) -> Contents:
     """Return for every dataset the dtype and the shape of a row; `root` is the root group's attributes."""
     expected: Contents = {}
     if config.trajectories and not is_manifest(root):  # The columns of a manifest are in its shards.
@@ -159,7 +158,7 @@ def expected_rows(root: Mapping[str, object], config: RolloutConfig, has_list: b
     expected |= {name: (dtype, ()) for name, (dtype, _) in TABLES.items() if has.get(name, True)}
     if config.trajectories:
         expected["episodes"] = episode_dtype(agents_in(root)), ()
-    return expected | (dict(zip(LIST, ((CHUNK, ()), (COMMIT, ())), strict=True)) if has_list else {})
+    return expected | dict(zip(LIST, ((CHUNK, ()), (COMMIT, ())), strict=True))
 
 
 def expected_leaves(root: Mapping[str, object]) -> dict[str, Leaf]:

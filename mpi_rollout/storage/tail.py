@@ -17,7 +17,7 @@ from mpi_rollout.errors import DataError, NewerFormatError, NotContinuedError
 from mpi_rollout.storage.checked_file import CheckedFile
 from mpi_rollout.storage.episodes import EpisodeTable, StoredResults, make_table, stored_results
 from mpi_rollout.storage.file_chunks import FileChunks
-from mpi_rollout.storage.schema import CHUNK, FORMAT_VERSION, LIST, Schema
+from mpi_rollout.storage.schema import CHUNK, LIST, Schema
 from mpi_rollout.storage.torn import is_marked
 from mpi_rollout.storage.values import ValueChecks
 
@@ -51,10 +51,8 @@ class Tail:
 def can_go_on(source: CheckedFile, schema: Schema, num_steps: int) -> bool:
     """Tell whether a run with this schema goes on in a file after so many steps, and not in a copy.
 
-    The file is of this version and run, has chunks of the same sizes, and all that was committed and no more.
+    The file is of this run, has chunks of the same sizes, and all that was committed and no more.
     """
-    if source.root["format_version"] != FORMAT_VERSION or not source.stored.has_list:
-        return False
     commit, expected, attributes = source.file["commits"][-1], source.counting_rows(), schema.attributes
     listed = [(name, dataset) for name, dataset in source.datasets.items() if name not in LIST]
     return bool(

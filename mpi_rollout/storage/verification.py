@@ -81,7 +81,6 @@ def _verify(tell: Tell, path: str) -> dict[str, object]:
             "complete": file.is_complete,
             "recovered": file.is_sealed and not file.is_complete,
             "limits": text(file.root, "limits") if is_recording(file.root) else "",
-            "has_checksums": file.stored.has_list,
             "num_steps": file.num_steps,
             "episodes": _check_episodes(file) if file.has_trajectories else 0,
             "chunks": num_chunks,

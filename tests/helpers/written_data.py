@@ -20,7 +20,7 @@ from mpi_rollout.core.layout import Block, Contents
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.process.clock import PHASES
 from mpi_rollout.storage.run_file import Prefix, RunFile
-from mpi_rollout.storage.schema import CHUNK, COMMIT, Ending, digest_of, first_digest, leaf_datasets, next_digest
+from mpi_rollout.storage.schema import CHUNK, COMMIT, Ending, first_digest, leaf_datasets, next_digest
 from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.storage.writer import Writer
 
@@ -166,14 +166,6 @@ def flip(path: Path, place: int, bits: int = 1) -> None:
     with open(path, "r+b") as file:
         byte = os.pread(file.fileno(), 1, place)[0]
         os.pwrite(file.fileno(), bytes([byte ^ bits]), place)
-
-
-def as_of_version_2(path: Path) -> None:
-    """Make of a file one that has no list of chunks, as older versions wrote it."""
-    with h5py.File(path, "r+", libver="latest") as file:
-        del file["chunks"], file["commits"]
-        file.attrs["format_version"] = 2
-        file.attrs["digest"] = digest_of(file.attrs)
 
 
 def damage(path: Path, name: str, kind: str, number: int = 0) -> None:

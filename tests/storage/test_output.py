@@ -155,27 +155,6 @@ def test_only_a_complete_file_with_fewer_steps_is_extended(
         same_run.check_extends(config, "run.h5")
 
 
-@pytest.mark.parametrize(
-    ("policy", "version", "num_steps", "is_complete", "is_refused"),
-    [
-        ("random", 1, 10, False, True),
-        ("random", 1, 20, True, True),
-        ("random", 1, 10, True, False),
-        ("random", 2, 20, False, False),
-        ("mine:act", 1, 10, False, False),
-    ],
-)
-def test_a_run_that_drew_other_random_actions_is_not_continued(policy, version, num_steps, is_complete, is_refused):
-    before = RolloutConfig(env="CartPole-v1", num_steps=num_steps if not is_complete else 10, policy=policy)
-    now, stored = replace(before, num_steps=num_steps), {"config": before.to_json(), "policy_sha256": ""}
-    stored |= {"version": version, "recorded": False, "sharded": False, "complete": is_complete}
-    if is_refused:
-        with pytest.raises(UsageError, match=r"run\.h5 was begun by a version of mpi_rollout that draws other random"):
-            check_same_run(now, stored, "run.h5")
-    else:
-        assert check_same_run(now, stored, "run.h5") is (is_complete and num_steps > 10)
-
-
 def test_a_run_goes_on_with_the_policy_file_that_it_began_with(tmp_path: Path):
     policy = tmp_path / "policy.zip"
     policy.write_bytes(b"weights")
@@ -183,7 +162,6 @@ def test_a_run_goes_on_with_the_policy_file_that_it_began_with(tmp_path: Path):
     stored = {
         "config": config.to_json(),
         "policy_sha256": sha256_of(str(policy)),
-        "version": 2,
         "recorded": False,
         "sharded": False,
         "complete": False,
@@ -258,7 +236,7 @@ def test_a_damaged_file_is_not_continued(tmp_path: Path):
 )
 def test_another_run_is_refused_with_what_can_be_done_about_the_file(changes: dict, is_complete: bool, words: str):
     before = RolloutConfig(env="CartPole-v1", num_envs=1, num_steps=10)
-    stored = {"config": before.to_json(), "version": 2, "recorded": False, "sharded": False, "complete": is_complete}
+    stored = {"config": before.to_json(), "recorded": False, "sharded": False, "complete": is_complete}
     with pytest.raises(UsageError, match=r"run\.h5 is of another run: ") as error:
         check_same_run(replace(before, **changes), stored, "run.h5")
     assert words in str(error.value) and ("extend" in str(error.value)) == ("extend" in words)

@@ -10,12 +10,12 @@ import h5py
 import numpy as np
 import pytest
 from jobs import Job, Start, assert_same_bytes
-from written_data import LARGE_ROWS, NUM_STEPS, Feed, as_of_version_2, damage, ending, quiet, relist, written
+from written_data import LARGE_ROWS, NUM_STEPS, Feed, damage, ending, quiet, relist, written
 
 import mpi_rollout
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.recovery import recover
-from mpi_rollout.storage.schema import padded
+from mpi_rollout.storage.schema import FORMAT_VERSION, padded
 from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.storage.verification import verify
 
@@ -88,16 +88,15 @@ def test_an_export_copies_no_damage(job: Job):
     assert not (job.folder / "new.hdf5").exists()
 
 
-@pytest.mark.parametrize("state", ["complete", "ended"])
-def test_a_file_without_a_list_is_read_and_what_is_not_promised_is_told(job: Job, state: str):
-    path = written(job.folder, state)
-    whole = job(None, "verify", str(path))
-    as_of_version_2(path)
-    result, _ = job.series([Start(["verify", path]), Start(["inspect", path])])
-    assert result.code == whole.code == 0
-    assert "note " not in whole.out and "an older version wrote it" in result.out
-    with mpi_rollout.open(path) as data:
-        assert_same_bytes({"rewards": data.rewards[...]}, {"rewards": Feed().expected(NUM_STEPS)["rewards"]})
+def test_a_file_of_another_version_is_refused_with_the_way_out(job: Job):
+    path = written(job.folder, "complete")
+    with h5py.File(path, "r+") as file:
+        file.attrs["format_version"] = FORMAT_VERSION - 1
+    words = f"has format version {FORMAT_VERSION - 1}, this program reads {FORMAT_VERSION}; read it with the version"
+    for result in job.series([Start([command, path]) for command in ("verify", "inspect", "recover")]):
+        assert result.code == 65 and words in result.err
+    with pytest.raises(DataError, match=words):
+        mpi_rollout.open(path)
 
 
 def zero(rows: np.ndarray) -> None:
@@ -112,14 +111,14 @@ def lengthen(rows: np.ndarray) -> None:
 def test_episodes_that_cannot_be_are_refused_by_every_reader(
     job: Job, state: str, change: Callable[[np.ndarray], None]
 ):
-    """Also in files without a list, whose table may have a good Fletcher-32."""
+    """Also in files whose checksums fit."""
     (job.folder / "whole").mkdir()
     path = written(job.folder, state)
-    as_of_version_2(path)
     with h5py.File(path, "r+") as file:
         rows = file["episodes"][...]
         change(rows)
         file["episodes"][...] = rows
+    relist(path)
     with pytest.raises(DataError, match="cannot be an episode of 21 steps"):
         mpi_rollout.open(path)
     commands = ["inspect", path], ["verify", path], ["export", "d4rl", path, "new.hdf5"]
@@ -128,16 +127,6 @@ def test_episodes_that_cannot_be_are_refused_by_every_reader(
     recover(quiet, str(path), str(job.folder / "new.h5"), str(job.folder / "temporary"))  # They follow from the rest.
     with h5py.File(written(job.folder / "whole", "complete")) as whole, h5py.File(job.folder / "new.h5") as new:
         assert new["episodes"][...].tolist() == whole["episodes"][...].tolist()
-
-
-def test_an_unfinished_file_without_a_list_is_continued_as_one_with_it(tmp_path: Path):
-    path = written(tmp_path, "ended")
-    as_of_version_2(path)
-    feed = Feed()
-    writer = feed.writer(tmp_path / "run.h5", 8, num_past=NUM_STEPS)
-    assert writer.num_committed == NUM_STEPS
-    writer.finish(ending(NUM_STEPS, complete=False))
-    assert verify(quiet, str(path))["has_checksums"]
 
 
 @pytest.mark.parametrize(
@@ -206,12 +195,11 @@ def test_a_chunk_that_is_lost_is_missed_before_anything_is_read(tmp_path: Path):
 
 def test_a_file_that_claims_more_rows_than_it_has_is_refused_at_once(tmp_path: Path):
     path = in_low_bits(tmp_path, "gzip")
-    as_of_version_2(path)
     with h5py.File(path, "r+") as file:
         file["trajectories"].attrs.modify("num_steps", np.int64(10**6))
         for name in ("rewards", "terminations", "truncations", "actions", "observations"):
             file["trajectories"][name].resize(10**6 + (name == "observations"), axis=0)
-    with pytest.raises(DataError, match=r"there is no such chunk|claims 1,000,00\d rows"):
+    with pytest.raises(DataError, match="its list of chunks has no commit of 1,000,000 steps"):
         mpi_rollout.open(path)
 
 
