@@ -57,6 +57,7 @@ class Feed:
         attributes = {
             "config": config.to_json(), "env_spec": "", "spaces": json.dumps(described),
             "seed": self.seed, "num_envs": self.num_envs, "autoreset_mode": "NextStep",
+            "reproducibility": "episode", "has_episode_seeds": True,
             "hosts": '["here"]', "mpi_library": "none", "num_ranks": 1, "started": "2000-01-01T00:00:00+00:00",
             **self.attributes,
         }  # fmt: skip
