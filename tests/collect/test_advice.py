@@ -8,7 +8,7 @@ from jobs import Job, Start
 
 from mpi_rollout.collect.advice import LARGE_ROW_NBYTES
 from mpi_rollout.collect.report import RunFigures
-from mpi_rollout.core.policy_kinds import CALLED, MADE
+from mpi_rollout.core.policy_kinds import CALLED, MADE, RANDOM
 from mpi_rollout.process.clock import PHASES
 from mpi_rollout.storage.schema import ROOMS
 
@@ -98,7 +98,7 @@ ADVICE = {
         "in each step ranks waited for another slow one, which cost 30% of the time: --policy-on workers, or "
         "--batch-size 1",
     ),
-    "uneven fragments": (replace(UNEVEN, inference="workers", fragment_length=8), "30% of the time: --batch-size 1"),
+    "uneven fragments": (replace(UNEVEN, policy_kind=RANDOM, fragment_length=8), "30% of the time: --batch-size 1"),
     "policy": (
         sharing(POLICY, 0.99, num_cores=4),
         "the policy on rank 0 took 70% of the time: --policy-on workers --policy-block 32 would save about 35%",

@@ -46,7 +46,7 @@ def file_of(
         "config": config.to_json(), "env_spec": "", "seed": 0, "num_envs": NUM_ENVS, "num_ranks": 1,
         "spaces": json.dumps({"observation": describe(SMALL), "action": describe(ACTIONS)}),
         "autoreset_mode": "NextStep", "hosts": '["here"]', "mpi_library": "none", "started": "2000-01-01",
-        "versions": "{}",
+        "versions": "{}", "reproducibility": "episode", "has_episode_seeds": True,
     }  # fmt: skip
     return RunFile(config, attributes, ROWS_PER_BLOCK, prefix, replaces)
 
