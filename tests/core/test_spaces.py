@@ -77,12 +77,12 @@ def test_a_space_without_a_fixed_shape_is_refused_with_its_name_its_place_and_a_
 
 
 def test_a_wrapper_that_makes_numbers_of_a_part_or_leaves_it_out_is_named():
-    with pytest.raises(UsageError, match=r"at 't'; --wrappers gymnasium.wrappers:FlattenObservation makes one Box of "):
+    with pytest.raises(UsageError, match=r"at 't'; wrappers=gymnasium.wrappers:FlattenObservation makes one Box of "):
         leaves(spaces.Dict(t=spaces.Text(5)))
     with pytest.raises(UsageError, match="at 't'; leave it out, or make it a Box"):
         leaves(spaces.Dict(t=spaces.Sequence(spaces.Discrete(2))))
     mission = type("MissionSpace", (spaces.Text,), {"__module__": "minigrid.core.mission"})(5)
-    with pytest.raises(UsageError, match=r"at .mission.; --wrappers minigrid.wrappers:ImgObs"):
+    with pytest.raises(UsageError, match=r"at .mission.; wrappers=minigrid.wrappers:ImgObs"):
         leaves(spaces.Dict(image=spaces.Discrete(2), mission=mission))
 
 
