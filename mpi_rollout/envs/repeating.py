@@ -28,6 +28,7 @@ from mpi_rollout.errors import EnvError, SignalInterrupt
 from mpi_rollout.process.exits import end_if_forked
 
 LOOK_S = 2.0  # A run looks at its first env where that takes less.
+REPLACE_S = 10.0  # The time in which the env of a look is closed and made again.
 NUM_MADE, NUM_EPISODES = 2, 3  # The envs that a look makes, and the episodes that it begins.
 NUM_STEPS, STEPS_S = 200, 0.1  # The steps of an episode, and the seconds for them, at most.
 SAME = "same"
@@ -153,7 +154,8 @@ def look_before_run(envs: LoopVectorEnv, seed: int, generators: GlobalGenerators
     with _interrupted_after(LOOK_S):
         found, _ = _attempt(lambda: _look_at(envs, begun(outcome), seed, min(STEPS_S, left_s / NUM_EPISODES)))
     generators.set_back()
-    _replace_first(envs)
+    with _interrupted_after(REPLACE_S):  # Its `close` may hang.
+        _replace_first(envs)
     after.set_back()
     return "" if found is None else found or SAME
 

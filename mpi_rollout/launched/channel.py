@@ -15,6 +15,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from mmap import mmap
 from multiprocessing import AuthenticationError, reduction
@@ -149,6 +150,9 @@ def _proved(sock: socket.socket, key: bytes, begins: bool) -> Connection | None:
     return connection
 
 
+_HEADER = struct.Struct("!i")  # As `multiprocessing.connection` frames its messages.
+
+
 class Channel:
     """One end of the line.
 
@@ -164,8 +168,9 @@ class Channel:
             self._ready.register(descriptor, select.POLLIN)
         self.spin_s = 0.0  # How long a wait keeps its core before it sleeps: to wake up takes 40 us.
         self.is_waiting = False  # An exception may be raised now, by a signal handler: the line stays whole.
-        self.is_asked = False  # This end has sent a value, and the other one has not answered yet.
-        self.is_whole = True  # No message is half sent or half received.
+        # The counts of bytes that were written of the last message, and its size; (none, 0) when its answer has come.
+        self._sent: tuple[list[int], int] = [], 0
+        self._is_torn = False  # A message was received in part, or the line is closed.
 
     def close(self) -> None:
         """Close the line, also for a thread that waits for a message, which would keep it open."""
@@ -182,11 +187,30 @@ class Channel:
             data = dumps(value, protocol=5, buffer_callback=buffers.append)
         except Exception as error:
             raise _not_picklable(error) from error
-        self.is_whole = False
-        self._connection.send_bytes(len(buffers).to_bytes(4, "little") + data)
-        for buffer in buffers:
-            self._connection.send_bytes(buffer.raw())
-        self.is_asked = self.is_whole = True
+        parts = [len(buffers).to_bytes(4, "little") + data, *(buffer.raw() for buffer in buffers)]
+        self._write(b"".join(piece for part in parts for piece in (_HEADER.pack(len(part)), part)))
+
+    def _write(self, message: bytes) -> None:
+        """Write a message; what was written is known too where the handler of a signal raises meanwhile.
+
+        Handlers run between two calls of C alone, and `extend` is one: it notes a count as soon as it has written.
+        """
+        counts, view, write = list[int](), memoryview(message), partial(os.write, self.fileno())
+        self._sent = counts, len(message)
+        while (num_written := sum(counts)) < len(message):
+            counts.extend(map(write, [view[num_written:]]))
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a message was sent, and its answer has not come."""
+        counts, nbytes = self._sent
+        return 0 < nbytes == sum(counts)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no message is half sent or half received."""
+        counts, nbytes = self._sent
+        return not self._is_torn and sum(counts) in (0, nbytes)
 
     def receive(self) -> Any:
         """Receive a value; its arrays belong to the caller.
@@ -202,10 +226,10 @@ class Channel:
             self.is_waiting = False
         if all(descriptor != self.fileno() for descriptor, _ in ready):
             raise EOFError("the job has ended")
-        receive, self.is_whole = self._connection.recv_bytes, False
+        receive, self._is_torn = self._connection.recv_bytes, True
         data = receive()
         buffers = [bytearray(receive()) for _ in range(int.from_bytes(data[:4], "little"))]
-        self.is_asked, self.is_whole = False, True
+        self._sent, self._is_torn = ([], 0), False
         try:
             return pickle.loads(memoryview(data)[4:], buffers=buffers)
         except Exception as error:
