@@ -187,7 +187,7 @@ class Channel:
             data = dumps(value, protocol=5, buffer_callback=buffers.append)
         except Exception as error:
             raise _not_picklable(error) from error
-        parts = [len(buffers).to_bytes(4, "little") + data, *(buffer.raw() for buffer in buffers)]
+        parts = [len(buffers).to_bytes(4, "little") + data, *(bytes(buffer.raw()) for buffer in buffers)]
         self._write(b"".join(piece for part in parts for piece in (_HEADER.pack(len(part)), part)))
 
     def _write(self, message: bytes) -> None:
