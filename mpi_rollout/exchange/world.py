@@ -117,9 +117,8 @@ def refuser() -> "str | None":
     """Return what the message about a refused start begins with on this rank; None if another rank says it."""
     mpi = loaded_mpi()
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.size > 1:
-        signal(
-            SIGTERM, SIG_IGN
-        )  # srun sends it when a rank has left; those that wait in MPI's end leave with the code.
+        # srun sends it when a rank has left; those that wait in MPI's end leave with the code.
+        signal(SIGTERM, SIG_IGN)
         return "" if mpi.COMM_WORLD.rank == ROOT else None
     return speaker() if claimed_size()[0] > 1 else ""
 

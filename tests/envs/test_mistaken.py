@@ -137,8 +137,12 @@ def test_an_env_of_an_old_version_needs_no_package_but_its_latest_version():
 
 def test_wrappers_decide_which_signature_the_env_inside_may_have():
     wrapper = "refused_envs:Renewed", refused_envs.Renewed
-    make_slice(EnvMaker(refused_envs.Unseeded, wrappers=(wrapper,)), range(2)).reset(seed=1)
-    make_slice(EnvMaker(refused_envs.wrapped, {"kind": "Needy"}), range(2)).reset(seed=1)
+    for maker in (
+        EnvMaker(refused_envs.Unseeded, wrappers=(wrapper,)),
+        EnvMaker(refused_envs.wrapped, {"kind": "Needy"}),
+    ):
+        observations, _ = make_slice(maker, range(2)).reset(seed=1)
+        assert len(observations) == 2
 
 
 def test_a_reset_that_a_wrapper_calls_otherwise_is_told_with_the_way_out():
