@@ -100,10 +100,14 @@ class MPIVecEnv(OfOneJob, VecEnv):
         return observations if self._rows is None else self._rows.observations(observations)
 
     def _by_row(self, infos: Infos) -> Infos:
-        """Return the info of each row: those of each agent, or of the envs themselves."""
+        """Return the info of each row: that of its agent with what its env says besides, or those of the envs."""
         if self._rows is None:
             return infos
-        return [dict(info.get(agent, ())) for info in infos for agent in self._envs.agents]
+        agents, rows = self._envs.agents, []
+        for info in infos:
+            of_env = {name: value for name, value in info.items() if name not in agents}
+            rows += [{**of_env, **info.get(agent, {})} for agent in agents]
+        return rows
 
     def step_async(self, actions: Tree) -> None:
         """Send actions of shape (num_envs, ...), or a tree of such arrays, to the ranks."""

@@ -223,13 +223,13 @@ def test_rows_are_what_the_agents_give_when_they_are_stepped_by_hand(of_agents: 
     firsts = [env.reset(seed=3 + 2 * index) for index, env in enumerate(envs)]  # A seed for each row.
     names = agents_envs.NAMES[:2]
     assert np.array_equal(seen, [first[name] for first, _ in firsts for name in names])
-    assert reset_infos == [infos.get(name, {}) for _, infos in firsts for name in names]
+    assert reset_infos == [{"step": 0, **infos.get(name, {})} for _, infos in firsts for name in names]
     num_ends = 0
     for actions, (seen, rewards, dones, infos) in steps:
         for index, env in enumerate(envs):
             acting = list(env.agents)
             own = {name: actions[2 * index + names.index(name)] for name in acting}
-            observations, given_rewards, terminations, truncations, _ = env.step(own)
+            observations, given_rewards, terminations, truncations, given_infos = env.step(own)
             is_over = not env.agents
             after = env.reset()[0] if is_over else observations
             for place, name in enumerate(names, 2 * index):
@@ -239,6 +239,7 @@ def test_rows_are_what_the_agents_give_when_they_are_stepped_by_hand(of_agents: 
                 expected = after[name] if is_over or (name in acting and not has_left) else np.zeros(3)
                 assert np.array_equal(seen[place], expected)
                 assert infos[place]["TimeLimit.truncated"] == truncations.get(name, False)
+                assert infos[place]["step"] == given_infos["step"]
                 if dones[place]:
                     final = observations.get(name, np.zeros(3))
                     assert np.array_equal(infos[place]["terminal_observation"], final)
