@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import FAULT, RESTARTED, SHORT, UNDONE
+from mpi_rollout.core.layout import FAULT, NOTED, RESTARTED, SHORT, UNDONE
 from mpi_rollout.core.spaces import Tree, tree_of
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.exchange.exchange import Exchange
@@ -36,6 +36,10 @@ class Lane:
         """Return the marks of the last slots' rows, of shape (num_ranks, num_steps)."""
         exchange, num_rows = self.exchange, self.exchange.order.num_rows
         return exchange.marks if num_rows == exchange.room else exchange.marks[:, :num_rows]
+
+    def has_notices(self) -> bool:
+        """Tell whether a rank has marked the last slots with news for the user."""
+        return bool((self.marks == NOTED).any())
 
     def read_marks(self) -> "tuple[int, list[LaneRestart]]":
         """Act on the marks of the last slots; return the signal that asks the run to stop, or 0, and restarts."""

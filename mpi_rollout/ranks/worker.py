@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from mpi_rollout.core.layout import FAULT, UNDONE
+from mpi_rollout.core.layout import FAULT, NOTED, UNDONE
 from mpi_rollout.envs.env_group import EnvGroup
 from mpi_rollout.errors import EnvError, Fault, PolicyError, RankError, RankLost, SignalInterrupt, as_flag, cause_of
 from mpi_rollout.exchange.exchange import Exchange
@@ -167,8 +167,11 @@ class Worker:
             num_done = slice_.num_done
         if num_done < num_rows:
             marks[num_done:num_rows] = FAULT if slice_ in self._failed else UNDONE
-        if self.stop_signal and slice_ not in self._failed and marks[num_done - 1] == 0:
-            marks[num_done - 1] = -self.stop_signal
+        if slice_ not in self._failed and marks[num_done - 1] == 0:  # A mark says one thing: else a later one does.
+            if self.stop_signal:
+                marks[num_done - 1] = -self.stop_signal
+            elif NOTICES.has_news:
+                marks[num_done - 1], NOTICES.has_news = NOTED, False
         exchange.own_step_s[0] = self.clock.lap("step")
         if slice_ is not None:
             self.clock.move(slice_.asked_s, "step", "policy")

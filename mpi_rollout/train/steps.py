@@ -12,7 +12,7 @@ from mpi_rollout.core.spaces import Tree, leaves, tree_of
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, StepInfos, final_observations, indices_of, infos_of, parts_of
 from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
-from mpi_rollout.errors import DataError, as_argument
+from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.infos import FINAL_INFO, FINAL_OBS
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.train.agents import AgentsForm
@@ -123,11 +123,11 @@ class Steps:
         driver.do(Command.RESET, seed, mask, options)
         self.outcomes.lay(lanes)
         taken = self._take_infos(lanes)
-        if not self._end.is_reset:
-            driver.say_notices(as_argument)  # When the infos have been taken: ranks wait for that with the next order.
         self._end.note_reset(mask)
         [infos] = self._formed(taken, 1, is_list)
         driver.restarts.clear()
+        if driver.has_notices:
+            self._end.say_notices()
         if recorder is not None:
             recorder.reset(self.outcomes.last_arrays(lanes), recorded(taken, 1)[0], seed, mask, options)
         observations = self.outcomes.observations(lanes)
@@ -215,6 +215,8 @@ class Steps:
                 if self.form is not None:
                     self.form.form_finals(finals)
                 all_infos[step] = (_with_each_final if is_list else _with_finals)(all_infos[step], finals, ended[step])
+        if driver.has_notices:
+            self._end.say_notices()
         return all_infos, noted
 
     def _take_infos(self, lanes: Sequence[Lane], num_steps: int = 1) -> list[StepInfos]:
