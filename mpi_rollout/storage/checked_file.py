@@ -104,6 +104,7 @@ class CheckedFile:
         self.num_steps = self.num_committed = count(steps, "num_steps")
         self.throughput = attributes_of(file["throughput"])
         count(self.throughput, "env_steps"), number(self.throughput, "seconds")
+        self.starts = count(self.throughput, "starts")
         self.stored: FileChunks
         self._tables: dict[str, np.ndarray] = {}
         self._counting_rows: dict[str, int] = {}

@@ -40,12 +40,13 @@ class ChunkTail:
 
 @dataclass(frozen=True)
 class Tail:
-    """What follows is appended behind this; `digest` is that of the last commit."""
+    """What follows is appended behind this; `digest` is that of the last commit, `starts` those before this one."""
 
     datasets: Mapping[str, ChunkTail]
     digest: bytes
     values: ValueChecks
     episodes: EpisodeTable
+    starts: int
 
 
 def can_go_on(source: CheckedFile, schema: Schema, num_steps: int) -> bool:
@@ -82,7 +83,7 @@ def read_tail(source: CheckedFile) -> Tail:
     table = running_table(source.config, source.root, source.stored, source.committed_episodes(), source.num_steps)
     values, columns = ValueChecks(source.root), source.trajectories()
     values.go_on({name: dict(columns[name].attrs) for name in values.of}, partial(has_true, source))
-    return Tail(tails, source.file["commits"][-1]["digest"].tobytes(), values, table)
+    return Tail(tails, source.file["commits"][-1]["digest"].tobytes(), values, table, source.starts)
 
 
 def has_true(source: CheckedFile, mask: str) -> bool:
