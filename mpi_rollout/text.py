@@ -15,6 +15,11 @@ def counted(number: float, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def in_seconds(seconds: float) -> str:
+    """Return a time, such as "0.05 s", "66.7 s" or "3600 s"."""
+    return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
+
+
 def aligned(rows: Sequence[Sequence[str]], num_left: int = 0) -> list[str]:
     """Lay out cells as columns: the first `num_left` flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
