@@ -13,7 +13,7 @@ import numpy as np
 from mpi_rollout.config import read_config
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.core.seeding import Reproducibility
-from mpi_rollout.errors import ContentError, DataError, UsageError
+from mpi_rollout.errors import ContentError, ForeignFileError, UsageError
 from mpi_rollout.storage.episode_order import first_impossible
 from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.file_chunks import FileChunks
@@ -235,10 +235,10 @@ def check_format(attributes: Mapping[str, object], path: str) -> None:
             raise ContentError(
                 f"its attribute format is {one_line(repr(got))}, it should be {FORMAT!r}; the file is damaged"
             )
-        raise DataError(f"{path} was not written by {FORMAT}")
+        raise ForeignFileError(f"{path} was not written by {FORMAT}")
     version = count(attributes, "format_version")
     if version != FORMAT_VERSION:
-        raise DataError(
+        raise ForeignFileError(
             f"{path} has format version {version}, this program reads {FORMAT_VERSION}; read it with the version of "
             "mpi_rollout that wrote it"
         )

@@ -13,7 +13,7 @@ from shlex import quote
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import DataError, NewerFormatError, NotContinuedError
+from mpi_rollout.errors import DataError, ForeignFileError, NewerFormatError, NotContinuedError
 from mpi_rollout.storage.checked_file import CheckedFile
 from mpi_rollout.storage.episodes import EpisodeTable, StoredResults, make_table, stored_results
 from mpi_rollout.storage.file_chunks import FileChunks
@@ -121,6 +121,11 @@ def not_continued(error: DataError, path: str) -> DataError:
     """Return the error for a file in which data of an earlier start are damaged, or cannot be read here."""
     if isinstance(error, NotContinuedError | NewerFormatError):
         return error
+    if isinstance(error, ForeignFileError):
+        return NotContinuedError(
+            f"{error}; {path} cannot be continued: recover refuses it too; move it away to begin anew, or use another "
+            "--out"
+        )
     recover = f"`python -m mpi_rollout recover {quote(path)}`"
     return NotContinuedError(
         f"{error}; {path} cannot be continued: {recover} makes a file of what is whole, or move it away to begin anew"

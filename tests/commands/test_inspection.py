@@ -131,7 +131,7 @@ def test_starts_are_counted_in_a_file_that_goes_on_in_its_copy_and_in_what_is_re
     assert job(None, "recover", "run.h5.part", "recovered.h5").code == 0
     job.collect(None, *run)
     shown += [inspected(job, job.folder / name).out for name in ("recovered.h5", "run.h5")]
-    assert ["had 3)", "had 3)", "had 4)"] == [out.partition("(of one start alone; the run ")[2][:6] for out in shown]
+    assert [out.partition("(of one start alone; the run ")[2][:6] for out in shown] == ["had 3)", "had 3)", "had 4)"]
 
 
 def test_a_file_without_trajectories_is_told(job: Job):
