@@ -6,7 +6,9 @@ import shlex
 import traceback
 from collections.abc import Sequence
 
-MOST_SAID = 10_000  # Characters of what user code says; a launcher takes minutes for megabytes.
+# Characters of what user code says: a screen, of 25 lines of 80.  Nobody reads more, and a launcher takes minutes for
+# megabytes.
+MOST_SAID = 2_000
 MOST_OF_STACK = 100_000
 
 
