@@ -204,7 +204,7 @@ class Steps:
         all_infos = self._formed(taken, num_steps, is_list)
         noted = () if recorder is None else recorded(taken, num_steps)
         if recorder is not None and recorder.notes_restarts:
-            recorder.note_restarts(lanes, driver.restarts, noted)
+            recorder.note_restarts(lanes, driver.restarts, [step.failures() for step in taken])
         driver.restarts.clear()  # Whoever wants to know of them asks for infos.
         if self.mode is AutoresetMode.SAME_STEP and ended is not None:
             for step in np.flatnonzero(ended.any(axis=1)).tolist():
@@ -238,8 +238,8 @@ class Steps:
 
 
 def recorded(taken: Sequence[StepInfos], num_steps: int) -> list[Info]:
-    """Return of each step the infos that a recorder heeds: those with a type, and the failures of envs."""
-    return [step.merged(("env_error",)) for step in taken] or [{} for _ in range(num_steps)]
+    """Return of each step the infos that a recorder heeds: those with a type."""
+    return [dict(step.columns) for step in taken] or [{} for _ in range(num_steps)]
 
 
 def _with_finals(infos: Info, finals: np.ndarray, ended: np.ndarray) -> Info:
