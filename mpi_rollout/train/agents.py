@@ -5,6 +5,7 @@ observations comes which agents are alive.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,7 +185,8 @@ class AgentRows:
             env, agent = divmod(row, len(self.agents))
             source, place = (last_observations[env], agent) if ended[env, 0] else (rows, row)
             if not acted[env, agent]:
-                source, place = self._nothing, ...
+                finals[row] = deepcopy(self._nothing)
+                continue
             finals[row] = tree_of(self._space, [np.array(leaf.of(source)[place]) for leaf in self._leaves])
             for leaf in self._leaves if is_absent[row] else ():
                 leaf.of(rows)[row] = leaf.of(self._nothing)

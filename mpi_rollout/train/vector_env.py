@@ -84,7 +84,7 @@ class MPIVectorEnv(OfOneJob, CalledByName, VectorEnv):  # Directly, too: skrl lo
         )
 
     @property
-    def alive(self) -> np.ndarray | dict[str, np.ndarray]:
+    def alive(self) -> Tree:
         """Return which agents act in the next step, after a reset or a step of all envs, as infos have it."""
         form = self.steps.form
         if form is None:
