@@ -132,6 +132,13 @@ class Restless(ParallelEnv):
         return {agent: np.array([self._seed, self._step], np.float64) for agent in NAMES}
 
 
+class Steady(Restless):
+    """What it draws follows from its first seed alone."""
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None):
+        return super().reset(int(self._draw.integers(2**31)) if seed is None else seed)
+
+
 class Leaving(Restless):
     """The process of the second rank is killed in a step of an episode's middle."""
 
@@ -425,7 +432,7 @@ def steps_of_rows(envs: Any, num_steps: int) -> list[Any]:
     for _ in range(num_steps):
         actions = draw.integers(0, 3, rows.num_envs)
         given.append((actions, rows.step(actions)))
-    assert [len(rows.get_attr("possible_agents")), rows.num_envs] == [6, 6]
+    assert len(rows.get_attr("possible_agents")) == rows.num_envs == 3 * len(envs.agents)
     return given
 
 
