@@ -22,8 +22,7 @@ ALIGNMENT = 64  # Bytes: a cache line, so that no column of a slot starts inside
 FAULT = 1  # Envs have failed in this step, and the run ends.
 RESTARTED = 2  # Envs have failed and were restarted; the infos say which ones.
 LOST = 3  # The rank of this slot is gone.
-SHORT = 4  # The rank gets too little processor time, and all else is well.
-UNDONE = 5  # The fragment was cut short, by a signal or to serve other ranks: the rank has not taken this step.
+UNDONE = 4  # The fragment was cut short, by a signal or to serve other ranks: the rank has not taken this step.
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,7 @@ HEADER = (  # Eight bytes each, in the first cache line.
     Leaf(("step_s",), np.dtype(np.float64), ()),  # The seconds of the rank's envs; in row 0 for the whole fragment.
     Leaf(("mark",), np.dtype(np.int64), ()),  # See above.
     Leaf(("has_infos",), np.dtype(np.int64), ()),  # In row 0, not 0: a message with infos follows.
+    Leaf(("word",), np.dtype(np.int64), ()),  # In row 0: for the transport.
     Leaf(("num_ended",), np.dtype(np.int64), ()),  # The rank's envs that the next step only resets.
 )
 
