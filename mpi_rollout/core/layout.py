@@ -224,8 +224,10 @@ class SlotUnpacker:
         pairs += zip(block.action_arrays, columns.action_arrays, strict=False)
         pairs += zip(block.extra_arrays, columns.extra_arrays, strict=False)
         self._room = slots.shape[1]
+        self._of_step: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
         headers = slots[:, :, : block.headers[0, 0].nbytes].view(np.int64).swapaxes(0, 1)
-        self._results = [(block.headers[:, slot_columns], headers), *_by_rank(pairs, partition)]
+        self._results = _by_rank(pairs, partition)
+        self._headers = block.headers[:, slot_columns], headers
 
     def lay_observations(self, row: int, start: int = 0, stop: int = 1) -> None:
         """Lay the observations, and infos, of rows start to stop of the slots into the block, from `row` on."""
@@ -233,15 +235,20 @@ class SlotUnpacker:
         for target, source in self._observations:
             target[rows] = source[start:stop]
 
-    def observation_pairs(self, row: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return views of the observations, and infos, of a row, and of those of the slots' first row."""
-        return [(target[row], source[0]) for target, source in self._observations]
-
     def lay_results(self, row: int, num_rows: int = 1) -> None:
         """Lay the first rows of the slots, but for their observations and infos, into `row` and the next ones."""
         rows, is_whole = slice(row, row + num_rows), num_rows == self._room
-        for target, source in self._results:
+        for target, source in (self._headers, *self._results):
             target[rows] = source if is_whole else source[:num_rows]
+
+    def lay_step(self, row: int) -> None:
+        """Lay all of the slots' first row into one row of a block that has few, but for what headers say."""
+        pairs = self._of_step.get(row)
+        if pairs is None:  # To make the views takes longer than to copy 64 numbers.
+            pairs = [(target[row], source[0]) for target, source in self._observations + self._results]
+            self._of_step[row] = pairs
+        for target, source in pairs:
+            target[...] = source
 
 
 def _by_rank(

@@ -173,13 +173,6 @@ class Exchange:
         slot, row = self.partition.places
         return np.asarray(column[slot[rows], step, row[rows]])
 
-    def result_views(self) -> list[list[np.ndarray]]:
-        """Return where the outcomes of a single step are: of each column, for neighbouring ranks, (ranks, envs)."""
-        return [
-            [column[ranks.ranks, 0, : ranks.envs_per_rank] for ranks in self.partition.ranges]
-            for column in self.columns.outcomes
-        ]
-
     def end_episodes(self, slot: int, observation_arrays: Sequence[np.ndarray]) -> None:
         """Mark in the slot of a lost rank that the episodes of its envs are over, whose last observations these are."""
         rows = len(self.partition.envs_of(slot))
