@@ -112,7 +112,7 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
     envs = rank_envs.plan.division.whole.envs_of(team.comm.rank)
     seed_again = partial(seed_global_generators, config.seed, comm.rank, first_env=config.first_env)
     worker, facts = assemble(team.comm, rank_envs)
-    limit = Limit(rank_envs.plan.make, config.seed, worker.exchanges.control, envs, facts.action_space)
+    limit = Limit(rank_envs.plan.make, config.seed, worker.exchanges.control.wait_for_all, envs, facts.action_space)
     worker.methods |= {"limit": limit, "seed_again": seed_again}
     trace = Trace(config, worker)
     worker.stop_on_signals(asked)

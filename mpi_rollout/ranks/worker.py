@@ -117,14 +117,14 @@ class Worker:
 
     def _give_up(self, why: str) -> None:
         self._say(why)
-        abort(self.exchanges.control, EnvError.exit_code)
+        abort(self.exchanges.control.comm, EnvError.exit_code)
 
     def serve(self) -> tuple[int, int]:
         """Obey the root's orders until one says stop or switches to another connection; return it and its code."""
         self.clock.restart()
         while True:
             try:
-                exchange = self.exchanges.await_order()
+                exchange = self.exchanges.receive_order()
                 self.clock.lap("wait")
                 command, code = exchange.order.command, exchange.order.argument
                 self._answer(exchange, command)
@@ -138,19 +138,19 @@ class Worker:
             self._grace.cancel()
             for other in self.exchanges.all:
                 if other is not exchange:
-                    other.await_order()
+                    other.receive_order()
             self.close(exchange.order.argument)
         elif command == Command.CALL:
-            name, args = pickle.loads(exchange.await_bytes().data)
-            self.exchanges.control.gather(self.call(name, *args), ROOT)
+            name, args = pickle.loads(exchange.receive_bytes().data)
+            self.exchanges.control.gather(self.call(name, *args))
             self.clock.lap("other")
         elif command == Command.LOAD:
-            self.load_parameters(exchange.await_bytes())
+            self.load_parameters(exchange.receive_bytes())
             self.clock.lap("other")
         elif command != Command.SWITCH:
-            arguments = () if command == Command.STEP else pickle.loads(exchange.await_bytes().data)
+            arguments = () if command == Command.STEP else pickle.loads(exchange.receive_bytes().data)
             self.obey(exchange, arguments)
-            exchange.post_slot()
+            exchange.send_slot()
             self.clock.lap("gather")
 
     def obey(self, exchange: Exchange, arguments: tuple[object, ...] = ()) -> None:
@@ -286,7 +286,7 @@ class Worker:
     def _begin_grace(self, fault: Fault) -> None:
         def end() -> None:
             say(f"{fault.stack}mpi_rollout: {RankError(fault, 1).shown(as_flag)}\n")
-            abort(self.exchanges.control, fault.exit_code)
+            abort(self.exchanges.control.comm, fault.exit_code)
 
         self._grace.cancel()
         others_ms = max(exchange.order.expected_ms for exchange in self.exchanges.all)  # The time of their fragments.

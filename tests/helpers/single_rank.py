@@ -73,7 +73,7 @@ def root_of(out: Path, policy: Policy | None = None, **options: object) -> Root:
     plan = plan_of(config, 1)
     worker, facts = assemble(SingleRankComm(), make_rank_envs(plan, 0))
     envs = worker.exchanges.division.whole.envs_of(0)
-    limit = Limit(plan.make, config.seed, worker.exchanges.control, envs, facts.action_space)
+    limit = Limit(plan.make, config.seed, worker.exchanges.control.wait_for_all, envs, facts.action_space)
     worker.methods |= {"limit": limit, "seed_again": lambda step: None}
     return Root(single_team(config), source, output, worker, facts, ["here"], Trace(config, worker))
 
