@@ -33,8 +33,8 @@ NUM_MADE, NUM_EPISODES = 2, 3  # The envs that a look makes, and the episodes th
 NUM_STEPS, STEPS_S = 200, 0.1  # The steps of an episode, and the seconds for them, at most.
 SAME = "same"
 ADVICE = (
-    "let reset(seed=...) seed all that it draws from, and give what makes it a seed of its own (--env-kwargs) where it "
-    "draws too"
+    "seed every random generator of the env in reset(seed=...); if its constructor draws too, give it a fixed seed, "
+    """such as --env-kwargs '{"seed": 1}'"""
 )
 
 Result = TypeVar("Result")

@@ -2,8 +2,9 @@
 
 MPI reads them when it starts.  A program that the rank starts later would read them too: a solver that calls MPI_Init
 would take itself for the rank, and the solvers of two envs would become one world.  So `take` removes them after MPI's
-start, and who wants to know what the launcher has told asks this module.  What users set themselves stays, and so does
-the number of the rank on its host, by which programs choose a GPU.
+start, and who wants to know what the launcher has told asks this module.  What users set themselves stays, but for
+names that launchers use too (`OMPI_MCA_orte_...`, `OMPI_MCA_ess...`, `OMPI_MCA_pmix...`): nobody can see who has set
+them.  The number of the rank on its host stays as well: programs choose a GPU by it.
 
 Like `start`, this module imports only what Python itself has at hand, and old Pythons can read it.
 """
