@@ -22,7 +22,7 @@ from mpi_rollout.process.console import STDERR
 from mpi_rollout.process.interrupts import Handler
 
 CLOSE_LIMIT_S = 60.0  # The time for `close` in a run: an env may have a video to write.
-GRACE_S = 2.0  # The time that an interrupted env has to come out of its call.
+COME_OUT_S = 2.0  # The time that an interrupted env has to come out of its call.
 SLACK_S = 1.0  # More than the thread ever waits for its turn.
 
 
@@ -84,7 +84,7 @@ class Watchdog:
             else:
                 age_s += min(now - seen, 2 * self._period_s)  # A job that is suspended does not work meanwhile.
             seen = now
-            if work is not None and age_s > (GRACE_S if is_interrupted else patience * self._timeout_s):
+            if work is not None and age_s > (COME_OUT_S if is_interrupted else patience * self._timeout_s):
                 self._act(work, is_interrupted)
                 age_s, is_interrupted = 0.0, True
 
