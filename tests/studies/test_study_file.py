@@ -8,6 +8,7 @@ import pytest
 from made_up_studies import FACTS, ORIGIN, RUN, made_up, make_study
 
 from mpi_rollout.errors import DataError, StorageError, UsageError
+from mpi_rollout.studies.report import title
 from mpi_rollout.studies.scaling import Measurement
 from mpi_rollout.studies.study_file import StudyFile, _digest, read_study
 
@@ -116,7 +117,8 @@ def test_a_file_is_of_the_same_study_on_the_same_machine_by_the_same_program(fil
     )
 
 
-@pytest.mark.parametrize("name", ["strong-acrobot", "strong-cartpole", "strong-humanoid", "weak"])
-def test_the_measured_studies_are_read(name: str):
+@pytest.mark.parametrize("name", [*(f"strong-{env}" for env in ("acrobot", "cartpole", "humanoid")), "weak", "model"])
+def test_the_measured_studies_are_read_and_have_a_title(name: str):
     file = read_study(str(Path(__file__).parents[2] / "results" / "measured" / f"{name}.json"))
     assert file.done == {*file.study.order()} and not file.failed
+    assert title(file).startswith(f"{file.study.kind} scaling of {file.study.env_name}, ")
