@@ -10,7 +10,8 @@ import mpi4py
 
 from mpi_rollout.doctor.findings import BAD, OK, WARN, Finding
 from mpi_rollout.exchange import world
-from mpi_rollout.process.allocation import is_step, starting, unused
+from mpi_rollout.process.allocation import starting, unused
+from mpi_rollout.process.rank_variables import STEP_ID, is_step
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
 COMMAND = "python -m mpi_rollout doctor"
@@ -32,7 +33,7 @@ def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
         return Launcher("Open MPI's mpirun", OPEN_MPI)
     if "HYDI_CONTROL_FD" in environ:
         return Launcher("MPICH's mpiexec (hydra)", MPICH)
-    if is_step(environ) and "SLURM_PROCID" in environ:
+    if is_step(environ.get(STEP_ID, "")) and "SLURM_PROCID" in environ:
         plugin = environ.get("SLURM_MPI_TYPE", "")
         return Launcher("srun" + (f" --mpi={plugin}" if plugin else ""))
     if "PMI_SIZE" in environ:

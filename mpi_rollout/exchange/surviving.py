@@ -26,7 +26,7 @@ from mpi_rollout.errors import LaunchError, RankLost, RolloutError, UsageError
 from mpi_rollout.exchange.control import Control
 from mpi_rollout.exchange.job_end import abort
 from mpi_rollout.exchange.transports import Buffers, CollectiveTransport
-from mpi_rollout.exchange.world import GRACE_S, ROOT, library_name
+from mpi_rollout.exchange.world import ROOT, ROOT_FIRST_S, library_name
 from mpi_rollout.process.console import say
 from mpi_rollout.process.launcher import be_last
 
@@ -212,7 +212,7 @@ class ShrinkingTransport(CollectiveTransport):
             if comm.rank == 0:
                 say("mpi_rollout: lost rank 0, which writes the file; the same command continues the run\n")
             else:
-                sleep(GRACE_S)
+                sleep(ROOT_FIRST_S)
             abort(comm, RolloutError.exit_code)
         if comm.size == 1:
             be_last()

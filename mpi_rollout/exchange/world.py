@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 from signal import SIG_IGN, SIGTERM, signal
 
 from mpi_rollout.process import rank_variables
-from mpi_rollout.process.allocation import is_step
+from mpi_rollout.process.rank_variables import STEP_ID, is_step, variable
 from mpi_rollout.process.rank_variables import claimed_local_rank as claimed_local_rank
 from mpi_rollout.process.rank_variables import claimed_rank as claimed_rank
-from mpi_rollout.process.rank_variables import variable
+from mpi_rollout.process.start import ROOT_FIRST_S as ROOT_FIRST_S
 from mpi_rollout.process.start import HeardInC, speaker
 
 TYPE_CHECKING = False  # `typing` takes time to import.
@@ -29,14 +29,12 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 ROOT = 0
-GRACE_S = 2.0  # The rank that writes the message comes first: when another one leaves, the launcher ends all of them.
 TELL_AFTER_S = 60.0  # After so long the user is told that ranks are missing.
 NO_LIBRARY = (ImportError, RuntimeError)  # mpi4py's wheels raise the second: they look for a library by themselves.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 START_S = 60.0  # A process that makes envs for itself, outside of a run, starts MPI for them alone.
 # Open MPI, with messages between processes of one host alone: it then does not look for the libraries of fast networks.
 ONE_HOST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,uct,usnic"}
-_LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE")
 
 
 def claimed_size() -> tuple[int, str]:
@@ -45,7 +43,7 @@ def claimed_size() -> tuple[int, str]:
     Without a launcher this is (1, "").
     """
     for name in SIZE_VARIABLES:
-        if name == "SLURM_NTASKS" and not is_step(rank_variables.variables()):
+        if name == "SLURM_NTASKS" and not is_step(variable(STEP_ID)):
             continue  # The batch script itself, not a process that srun started.
         if variable(name).isdigit() and int(variable(name)) > 1:
             return int(variable(name)), name
@@ -54,11 +52,7 @@ def claimed_size() -> tuple[int, str]:
 
 def claimed_local_size() -> int:
     """Return the number of ranks that a launcher claims to have started on this host; 1 without a launcher."""
-    for name in _LOCAL_SIZE_VARIABLES:
-        digits = re.match(r"\d+", variable(name))
-        if digits and claimed_size()[0] > 1:
-            return max(1, int(digits[0]))
-    return 1
+    return max(1, rank_variables.claimed_local_size()) if claimed_size()[0] > 1 else 1
 
 
 def rank_and_host(rank: int) -> str:

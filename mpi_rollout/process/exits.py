@@ -24,10 +24,8 @@ from mpi_rollout.process.start import end_with
 from mpi_rollout.text import message_of, traceback_of
 
 FORKED_EXIT_CODE = 70
-STOPPING = (
-    "mpi_rollout.collect.run",
-    "mpi_rollout.ranks.worker",
-)  # Their signal handlers stop a run.  The handlers of `interrupts` handle forks themselves.
+# Their signal handlers stop a run.  The handlers of `interrupts` handle forks themselves.
+STOPPING = "mpi_rollout.collect.run", "mpi_rollout.ranks.worker"
 leave_now = os._exit  # Never refused.
 _refusals: list[Callable[[str], None]] = []  # What to do about an early end; empty while anyone may end this process.
 _rank_pid = 0

@@ -147,11 +147,8 @@ class Interrupts:
                 "call",
             )
         if thread == self._main_thread:  # Handlers run in that one, and do not interrupt others.
-            if (
-                getsignal(INT),
-                getsignal(TERM),
-                getsignal(USR1),
-            ) != HANDLERS.seen:  # A notebook sets them for each cell.
+            handlers = getsignal(INT), getsignal(TERM), getsignal(USR1)
+            if handlers != HANDLERS.seen:  # A notebook sets them for each cell.
                 HANDLERS.look()
             HANDLERS.guard = self  # From here on, a signal leaves no turn taken that nobody gives back.
         if calls.is_awaited or not calls.busy.acquire(False):

@@ -38,7 +38,7 @@ from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.watchdog import CLOSE_LIMIT_S, CLOSE_NOTE_S, Watchdog, Work
 from mpi_rollout.text import words_of
 
-GRACE_S = 1.5
+ROOT_HEARS_S = 1.5  # The root has so long to hear of a failure; then this rank says it and ends the job.
 Method: TypeAlias = Callable[..., object]
 
 
@@ -73,7 +73,7 @@ class Worker:
         self._fault: Fault | None = None  # The earliest, where slices of several exchanges have failed.
         self._failed: set[Slice | None] = set()  # They are stepped no more; None is for exchanges without a slice.
         self.env_group: EnvGroup | None = None  # The ranks that make each of these envs together.
-        self._grace = threading.Timer(GRACE_S, lambda: None)
+        self._grace = threading.Timer(ROOT_HEARS_S, lambda: None)
         self._active: Slice | None = None  # The slice whose envs are at work.
         self._is_calling = False
         self._watchdog: Watchdog | None = None
@@ -290,7 +290,7 @@ class Worker:
 
         self._grace.cancel()
         others_ms = max(exchange.order.expected_ms for exchange in self.exchanges.all)  # The time of their fragments.
-        self._grace = threading.Timer(GRACE_S + 2 * others_ms / 1000, end)
+        self._grace = threading.Timer(ROOT_HEARS_S + 2 * others_ms / 1000, end)
         self._grace.daemon = True
         self._grace.start()
 
