@@ -86,6 +86,8 @@ def test_a_rank_0_that_comes_last_to_a_host_of_its_own_does_not_take_a_refusal_f
     (tmp_path / "hosts").write_text("node1\nnode2\nnode2\nnode2\n")
     program = (PYTHONS["MPICH"], "-S", *delayed([60, 0, 0, 0]))
     hosts = {"SLURM_HOSTFILE": str(tmp_path / "hosts")}
-    done = slurm.run(*srun("--distribution=arbitrary", *program), cwd=tmp_path, PYTHONPATH=str(CLONE), **hosts)
+    command = srun("--distribution=arbitrary", *program, num_nodes=2)
+    done = slurm.run(*command, cwd=tmp_path, PYTHONPATH=str(CLONE), **hosts)
+    assert len(said(done)) == 2, done.stderr
     refusal, stop = said(done)
     assert done.returncode == 78 and refusal.startswith("rank 1 (node2)") and stop == STOPPED, done.stderr
