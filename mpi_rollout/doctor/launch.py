@@ -60,7 +60,7 @@ def load_library() -> tuple[str, str]:
     """Load the MPI library without starting MPI; return its name and path."""
     mpi4py.rc.initialize, mpi4py.rc.finalize = False, mpi4py.rc.finalize is not False
     import_module("mpi4py.MPI")
-    library = " ".join(world.library_name().split())
+    library = world.library_name()
     with open("/proc/self/maps") as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libmpi" in line}
     named = sorted(path for path in paths if os.path.basename(path).startswith(("libmpi.so", "libmpi_abi", "libmpich")))

@@ -11,14 +11,17 @@ import os
 import re
 import sys
 from contextlib import contextmanager, suppress
+from functools import cache
 from signal import SIG_IGN, SIGTERM, signal
 
 from mpi_rollout.process import rank_variables
+from mpi_rollout.process.allocation import one_of_many
+from mpi_rollout.process.c_exit import HeardExit
 from mpi_rollout.process.rank_variables import STEP_ID, is_step, variable
 from mpi_rollout.process.rank_variables import claimed_local_rank as claimed_local_rank
 from mpi_rollout.process.rank_variables import claimed_rank as claimed_rank
 from mpi_rollout.process.start import ROOT_FIRST_S as ROOT_FIRST_S
-from mpi_rollout.process.start import HeardInC, speaker
+from mpi_rollout.process.start import HeardInC, leave, speaker
 
 TYPE_CHECKING = False  # `typing` takes time to import.
 if TYPE_CHECKING:
@@ -156,12 +159,37 @@ def _init_mpi() -> None:
     level = getattr(MPI, f"THREAD_{rc.thread_level.upper()}") if rc.threads else MPI.THREAD_SINGLE
     libraries = ctypes.CDLL(None), ctypes.CDLL(MPI.__file__)  # First what a profiler has put before MPI.
     init = next(library.MPI_Init_thread for library in libraries if hasattr(library, "MPI_Init_thread"))
-    if init(None, None, level, ctypes.byref(ctypes.c_int())):
+    with HeardExit(_say_that_mpi_ended):
+        code = init(None, None, level, ctypes.byref(ctypes.c_int()))
+    if code:
         from mpi_rollout.errors import LaunchError
 
         raise LaunchError(f"MPI_Init of {library_name()} failed")
     for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
         comm.Set_errhandler(MPI.ERRORS_RETURN)
+
+
+def _say_that_mpi_ended(_code: int) -> None:
+    """Say in place of an MPI library that ends this process, as MPICH's does under `srun --mpi=pmix`, what helps."""
+    from mpi_rollout.errors import LaunchError
+
+    leave(LaunchError.exit_code, f"MPI could not start, see above; {_right_launch()}")
+
+
+def _right_launch() -> str:
+    """Return words that name the library, and what starts its ranks."""
+    library = library_name()
+    plugin = "pmix" if "Open MPI" in library else "pmi2"
+    return f"mpi4py loaded {library}; start with the mpirun of that library, or under srun with --mpi={plugin}"
+
+
+@cache
+def say_of_unused(otherwise: str) -> None:
+    """Say once that this process, the only rank, is in a job of many; `otherwise` is what says that one is meant."""
+    from mpi_rollout.process.console import say
+
+    if words := one_of_many(library_name(), otherwise):
+        say(f"mpi_rollout: {words}\n")
 
 
 def library_name() -> str:
@@ -170,7 +198,8 @@ def library_name() -> str:
         from mpi4py import MPI
     except NO_LIBRARY:
         return "no MPI library"
-    return MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\x00 ")
+    first = MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\x00 ")
+    return " ".join(first.split())  # MPICH aligns its words.
 
 
 def _miss_ranks(timeout_s: float, option: str, is_over: bool) -> None:
@@ -208,8 +237,7 @@ def comm_world(hint: str = "") -> "MPI.Intracomm":
 
         raise LaunchError(
             f"the launcher started {claimed} processes ({variable}={claimed}) but each is alone in its MPI world; "
-            f"mpi4py loaded {library_name()}; start with the mpirun of that library, or under srun with "
-            f"--mpi={'pmix' if 'Open MPI' in library_name() else 'pmi2'}{hint}"
+            f"{_right_launch()}{hint}"
         )
     return comm
 

@@ -10,8 +10,15 @@ from contextlib import suppress
 from mpi_rollout.process.rank_variables import OF_MPIRUN, STEP_ID, is_step, variables
 
 OF_LAUNCHERS = (*OF_MPIRUN, "PMI_SIZE", "PMI_RANK", "PMIX_RANK")
-# What batch systems say of the size of a job: SLURM, PBS, LSF, Grid Engine.
-SIZES = {"SLURM_NTASKS": "task", "PBS_NP": "slot", "LSB_DJOB_NUMPROC": "slot", "NSLOTS": "slot"}
+# What batch systems say of the size of a job: SLURM (of which `sbatch --nodes=2` says the second alone), PBS, LSF, Grid
+# Engine.
+SIZES = {
+    "SLURM_NTASKS": "task",
+    "SLURM_JOB_NUM_NODES": "node",
+    "PBS_NP": "slot",
+    "LSB_DJOB_NUMPROC": "slot",
+    "NSLOTS": "slot",
+}
 NODE_FILE = "PBS_NODEFILE"  # It has a line for each slot.
 
 
@@ -26,6 +33,17 @@ def unused(environ: Mapping[str, str]) -> tuple[int, str]:
         if (size := len(file.read().split())) > 1:
             return size, f"an allocation of {size} slots ({NODE_FILE} has {size} lines)"
     return 1, ""
+
+
+def one_of_many(library: str, otherwise: str) -> str:
+    """Return words about a job that one rank does not use, for who has started no others; "" without such a job.
+
+    `otherwise` is what says that one rank is meant.
+    """
+    size, words = unused(variables())
+    if size == 1:
+        return ""
+    return f"1 rank in {words}; to use all: {starting(size, library)} ...; if 1 is meant, say so by {otherwise}"
 
 
 def starting(num_ranks: int, library: str = "", environ: Mapping[str, str] | None = None) -> str:

@@ -21,7 +21,7 @@ from typing import NoReturn
 from gymnasium.error import AlreadyPendingCallError
 
 from mpi_rollout.errors import SignalInterrupt
-from mpi_rollout.process.start import HeardInC, die_by_signal
+from mpi_rollout.process.start import HeardInC, die_by_signal, end_after_loss
 from mpi_rollout.process.turns import POLL_S, CallTurns
 
 # People, launchers and batch systems stop programs by these.
@@ -260,7 +260,8 @@ class HeardTwice(HeardInC):
         self._is_over = True
         super().__exit__()
 
-    def _heed(self, _number: int) -> None:
+    def _heed(self, number: int) -> None:
+        end_after_loss(number)
         self._first_s = self._first_s or monotonic()
         if monotonic() - self._first_s > SAME_S:
             sleep(UNHEEDED_S)

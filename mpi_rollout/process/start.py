@@ -40,6 +40,7 @@ LOOKS = 100
 NAMES = {SIGINT: "SIGINT", SIGTERM: "SIGTERM", SIGUSR1: "SIGUSR1"}
 LEAST = {"numpy": (1, 26), "gymnasium": (1, 1), "h5py": (3, 11), "tqdm": (4, 60), "mpi4py": (4, 0)}  # As in setup.cfg.
 PACKAGES = ("numpy", "gymnasium", "h5py", "tqdm")  # Not mpi4py: one rank runs without it.
+NODES_OF_STEP = "SLURM_STEP_NUM_NODES"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _owner = 0  # The process that heeds signals.
 _leaving: "list[int]" = []
@@ -196,10 +197,21 @@ def _leave_by(number: int) -> None:
         sleep(ROOT_FIRST_S)  # Rank 0 looks who is here.
         os._exit(ENDED)
     words = f"stopped by {NAMES[number]} before the first step; give the same command again"
+    if number == SIGTERM and is_of_srun() and number_in((NODES_OF_STEP,)) > 1:
+        words += ", unless a rank on another host has said why it left"  # srun sends the same then.
     terminal = silent_terminal(number)
     if number == SIGTERM and not terminal and variable("OMPI_COMM_WORLD_RANK"):
         sleep(0.3)  # Open MPI's launcher also sends it, and soon SIGKILL, when another rank has left and said why.
     leave(STOPPED, words, terminal or 2)
+
+
+def end_after_loss(number: int) -> None:
+    """End this process if srun has sent this signal because another rank of the host is gone.
+
+    srun itself ends ranks that wait for the lost one after `KillWait` alone, which is half a minute.
+    """
+    if number == SIGTERM and is_of_srun() and _has_lost_one():
+        os.kill(os.getpid(), SIGKILL)
 
 
 def silent_terminal(number: int) -> int:
