@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mpi_rollout.collect.root import Root
 from mpi_rollout.collect.scalars import check_log_dir
 from mpi_rollout.collect.team import RankTeam, find_team
-from mpi_rollout.collect.trace import Trace, check_trace
+from mpi_rollout.collect.trace import check_trace, keep_laps
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Contents
 from mpi_rollout.core.partition import EnvRanks
@@ -114,13 +114,16 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
     worker, facts = assemble(team.comm, rank_envs)
     limit = Limit(rank_envs.plan.make, config.seed, worker.exchanges.control, envs, facts.action_space)
     worker.methods |= {"limit": limit, "seed_again": seed_again}
-    trace = Trace(config, worker)
-    worker.stop_on_signals(asked)
+    if config.trace:
+        keep_laps(config, worker)
     worker.aborts_if_unheard = True
-    root = None
     if source is not None and output is not None:
-        root = Root(team, source, output, worker, facts, ranks.hosts_of(hosts), trace)
-    code = worker.serve()[1] if root is None else root.drive()
+        root = Root(team, source, output, worker, facts, ranks.hosts_of(hosts))
+        worker.stop_on_signals(asked, root.on_stop)
+        code = root.drive()
+    else:
+        worker.stop_on_signals(asked, lambda signal: None)
+        _, code = worker.serve()
     worker.exchanges.free()
     team.free(ranks.comm)
     if ranks.group is not None and ranks.group.is_broken:  # The root has told why.

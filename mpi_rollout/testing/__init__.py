@@ -1,0 +1,1 @@
+"""Conformance tests of the seams, for our own guests and for yours."""
