@@ -135,8 +135,9 @@ class Replay:
                     rest = [array[done[lane] :, lane.envs] for array in actions]
                     driver.send(lane, rest, len(rest[0]), self.num_steps + done[lane])
             lanes = driver.await_some()
-            if driver.lost_ranks:
-                raise RankLost(f"lost {counted(len(driver.lost_ranks), 'rank')} while envs were brought back")
+            if driver.lost_ranks:  # What their envs gave is in no slot.
+                ranks = ", ".join(map(str, driver.lost_ranks))
+                raise RankLost(f"lost rank {ranks} while envs took their steps again; the same command continues")
             for lane in lanes:
                 row, num_rows, unpacker = done[lane], lane.num_rows, self._unpackers[lane]
                 unpacker.lay_observations(row + 1, 0, num_rows)
