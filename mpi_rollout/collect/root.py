@@ -1,6 +1,6 @@
 """What the root does in a run, in this order: start or resume, collect in parts, end."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -14,10 +14,10 @@ from mpi_rollout.collect.leaders import Leaders
 from mpi_rollout.collect.limit_meter import NUM_PARTS
 from mpi_rollout.collect.replay import bring_back, check_columns, check_promise, load, say_resumed
 from mpi_rollout.collect.run_end import RunEnd
+from mpi_rollout.collect.run_output import NUM_BLOCKS, RunOutput
 from mpi_rollout.collect.run_state import RunState
 from mpi_rollout.collect.run_watchers import make_watchers, package_to_load
 from mpi_rollout.collect.team import RankTeam
-from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.drive.actions import ActionSource
 from mpi_rollout.drive.blocks import Discard
@@ -32,49 +32,29 @@ from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.process import hash_seed
 from mpi_rollout.process.console import say
-from mpi_rollout.process.host import check_blocks
 from mpi_rollout.process.start import shadowing
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.ranks.worker import Worker
-from mpi_rollout.storage.shard_files import name_now
 from mpi_rollout.text import traceback_of, words_of
 
 if TYPE_CHECKING:
-    # These import h5py: a worker's imports are the job's start-up time.
-    from mpi_rollout.storage.output import ClaimedOutput
-    from mpi_rollout.storage.shard_set import ClaimedShards
-    from mpi_rollout.storage.writer import Writer
-
-    Claimed = ClaimedOutput | ClaimedShards
-
-NUM_BLOCKS = 3
-UNREAD_NBYTES, UNREAD_ROWS = 2**20, 2**10
+    from mpi_rollout.storage.writer import Writer  # Imports h5py.
 
 
 class Root:
-    """Drives one run, or a team's part of it; `output` is what there is of it already."""
+    """Drives one run, or a team's part of it."""
 
-    def __init__(
-        self,
-        team: RankTeam,
-        policy: PolicySource,
-        output: "Claimed",
-        worker: Worker,
-        facts: EnvFacts,
-        hosts: Sequence[str],
-    ):
+    def __init__(self, team: RankTeam, policy: PolicySource, output: RunOutput, worker: Worker, facts: EnvFacts):
         self._config = team.config
         self._team = team
         self._policy = policy
         self._output = output
         self._facts = facts
-        self._hosts = team.hosts or hosts
-        self._all_hosts = hosts
-        self._host_of_rank = dict(zip(team.ranks, self._hosts, strict=True))
+        self._host_of_rank = dict(zip(team.ranks, output.hosts, strict=True))
         self._leaders = team.leaders or Leaders(SingleRankComm())  # type: ignore[arg-type]
         self._state = RunState(
             output.past,
-            output.checks,
+            output.past_checks,
             is_continuable=facts.reproducibility != Reproducibility.SLICE,
             rank=worker.rank,
             is_alone=self._leaders.is_alone,
@@ -105,11 +85,7 @@ class Root:
         except BaseException as error:  # This ends the job at once; whoever called says why.
             code = self._end.cut(error)
             raise
-        self._output.release()  # Others may write there: this run has told how it ended.
-        if self._state.writer is not None:
-            self._state.writer.release()
-        if self._team.shard_set is not None:
-            self._team.shard_set.release()
+        self._output.release(self._state.writer)
         self._driver.stop(code)
         return code
 
@@ -166,9 +142,7 @@ class Root:
 
     def _warnings(self) -> Iterator[str]:
         """Yield what the user should know before the first step; nothing is ""."""
-        shard_set = self._team.shard_set
-        yield self._output.warning if shard_set is None else shard_set.warning
-        yield self._output.dropped
+        yield from self._output.warnings()
         if self._team.speaks and hash_seed.in_use() == hash_seed.RANDOM:
             yield hash_seed.WARNING
         if not_repeating := not_repeated(self._facts.seed_check):
@@ -179,7 +153,7 @@ class Root:
         from mpi_rollout.storage.tail import not_continued
 
         self._watchers.on_start(self._state.num_before)
-        source = self._output.source if not self._team.run else name_now(f"{self._config.path}.part")
+        source = self._output.source
         try:
             return self._go_on_from(past, source)
         except ActionError:  # It is the policy's.
@@ -229,45 +203,15 @@ class Root:
         return self._state.collector
 
     def _make_sink(self, lost: Mapping[int, int]) -> "Writer | Discard":
-        # h5py is for the root alone: a worker's imports are the job's start-up time.
-        from mpi_rollout.storage import schema
-        from mpi_rollout.storage.ownership import check_free_space
-        from mpi_rollout.storage.writer import Writer
-
+        """Make the file, when all teams begin; return where the blocks go."""
         contents = self._driver.exchanges.contents
-        nbytes = contents.row_nbytes(self._config.num_envs)
-        # All shards of a set have chunks of as many rows, whoever writes how many of them.
-        num_rows = schema.rows_per_block(contents.row_nbytes(self._team.widest), self._config.num_steps)
-        if contents.counts_only:
-            num_rows = max(self._lengths.most, UNREAD_ROWS)
-        else:
-            if not self._config.trajectories:  # Only the policy reads the blocks: they stay in the core's cache.
-                num_rows = min(num_rows, max(self._lengths.most, UNREAD_NBYTES // nbytes))
-            check_blocks(NUM_BLOCKS * num_rows * nbytes)
-        whole = self._team.whole
-        if self._team.speaks and (
-            size := check_free_space(whole, contents.row_nbytes(whole.num_envs), *self._state.old_nbytes)
-        ):  # Of all teams: their shards are in one folder.
-            say(f"mpi_rollout: {size}\n")
-        blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
-        attributes = self._attributes(self._config, self._hosts)
-        self._begin_set()
-        file = self._output.new_file(self._config, attributes, num_rows, lost, self._own_stops.check)
-        self._state.writer = Writer(file, blocks if self._config.trajectories else [])
-        return self._state.writer if self._config.trajectories else Discard(blocks)
-
-    def _attributes(self, config: RolloutConfig, hosts: Sequence[str]) -> dict[str, object]:
-        contents = self._driver.exchanges.contents
-        attributes = self._facts.attributes(config, hosts, contents.extras, contents.kept_infos)
-        return attributes | {"policy_sha256": self._policy.sha256}
-
-    def _begin_set(self) -> None:
-        """Make what leads to the shards, or wait for it, where the run writes some."""
-        team = self._team
-        if team.shard_set is not None:
-            team.shard_set.begin(team.whole, self._attributes(team.whole, self._all_hosts))
+        num_rows = self._output.num_rows(contents, self._lengths.most)
+        self._output.say_size(contents, self._state.old_nbytes)
+        self._output.begin_set(contents)
         if not self._leaders.begin():
             raise Interrupted(f"{self._state.place}: stopped, because another rank ends the run")
+        self._state.writer, sink = self._output.make(self._driver, num_rows, lost, self._own_stops.check)
+        return sink
 
     def _parts(self) -> list[int]:
         """Return the numbers of steps that the run takes at a time: where the limit is measured, that is in between."""

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from mpi_rollout.collect.root import Root
+from mpi_rollout.collect.run_output import RunOutput
 from mpi_rollout.collect.scalars import check_log_dir
 from mpi_rollout.collect.team import RankTeam, find_team
 from mpi_rollout.collect.trace import check_trace, keep_laps
@@ -46,7 +47,7 @@ from mpi_rollout.text import counted
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpi_rollout.collect.root import Claimed
+    from mpi_rollout.collect.run_output import Claimed
 
 
 def run(config: RolloutConfig) -> int:
@@ -118,7 +119,8 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
         keep_laps(config, worker)
     worker.aborts_if_unheard = True
     if source is not None and output is not None:
-        root = Root(team, source, output, worker, facts, ranks.hosts_of(hosts))
+        run_output = RunOutput(team, output, facts, ranks.hosts_of(hosts), source.sha256)
+        root = Root(team, source, run_output, worker, facts)
         worker.stop_on_signals(asked, root.on_stop)
         code = root.drive()
     else:

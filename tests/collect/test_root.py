@@ -18,6 +18,7 @@ from oracle import rollout, seeded_sync
 from single_rank import drive, root_of
 
 from mpi_rollout.collect import root as root_module
+from mpi_rollout.collect import run_output
 from mpi_rollout.collect.root import Root
 from mpi_rollout.core.layout import Contents
 from mpi_rollout.drive.actions import RandomActions
@@ -182,7 +183,7 @@ def test_without_trajectories_only_the_throughput_is_written(out: Path):
 
 def test_the_memory_of_three_blocks_is_checked_and_room_for_the_file(out: Path, monkeypatch, capfd):
     asked: list[int] = []
-    monkeypatch.setattr(root_module, "check_blocks", asked.append)
+    monkeypatch.setattr(run_output, "check_blocks", asked.append)
     monkeypatch.setattr(ownership, "TOLD_NBYTES", 1)
     assert drive(root_of(out)) == 0
     row_nbytes = Contents(*SPACES).row_nbytes(NUM_ENVS)

@@ -10,6 +10,7 @@ from envs import Counting
 from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.root import Root
 from mpi_rollout.collect.run import plan_of
+from mpi_rollout.collect.run_output import RunOutput
 from mpi_rollout.collect.team import RankTeam, find_team
 from mpi_rollout.collect.watcher import Watchers
 from mpi_rollout.config import RolloutConfig
@@ -75,7 +76,8 @@ def root_of(out: Path, policy: Policy | None = None, **options: object) -> Root:
     envs = worker.exchanges.division.whole.envs_of(0)
     limit = Limit(plan.make, config.seed, worker.exchanges.control, envs, facts.action_space)
     worker.methods |= {"limit": limit, "seed_again": lambda step: None}
-    return Root(single_team(config), source, output, worker, facts, ["here"])
+    team = single_team(config)
+    return Root(team, source, RunOutput(team, output, facts, ["here"], source.sha256), worker, facts)
 
 
 def single_team(config: RolloutConfig) -> RankTeam:
