@@ -82,10 +82,11 @@ class Watcher(Protocol):
     All watchers of a run are in one list.  Each event is told to all of them in the order of that list, before the run
     goes on.  All of it happens on the root, in its main thread, one event after the other.  The order of events is
 
-        on_start+  on_pause  ((check  on_look) | on_fault | on_losses | on_pause)*  on_close?  on_end?
+        on_start+  on_fault*  on_pause  ((check  on_look) | on_fault | on_losses | on_pause)*  on_close?  on_end?
 
     `check` may come at any time before `on_close`, and `on_stop` at any time at all.  A run that fails may leave out
-    everything but its end: a watcher must bear to be told `on_stop`, `on_close` and `on_end` first of all.
+    everything but its end: a watcher must bear to be told `on_stop`, `on_close` or `on_end` first of all.  Where
+    several processes drive parts of a run, each tells watchers of its own; `on_end` comes to those of rank 0 alone.
 
     What a watcher does is part of the run's time, unless it is told a pause: it must be quick, it must not wait for
     others, and it must not read the terminal.  Only `on_pause` and `on_close` may call other ranks.
@@ -157,7 +158,7 @@ class Watcher(Protocol):
 
 
 class Watchers(Watcher):
-    """A list of watchers, which is told as one of them is."""
+    """A list of watchers, which is a watcher too: it tells its members in their order."""
 
     def __init__(self, members: Sequence[Watcher]):
         self._members = tuple(members)
