@@ -139,8 +139,15 @@ class RunEnd:
 
         ending = Ending(utc_now(), 0, 0.0, [], [], complete=True)
         if figures is not None:
-            totals = figures.env_steps, figures.seconds, figures.ranks, figures.limit
-            ending = Ending(utc_now(), *totals, complete=True, advice=figures.advice)
+            ending = Ending(
+                utc_now(),
+                figures.env_steps,
+                figures.seconds,
+                figures.ranks,
+                figures.limit,
+                complete=True,
+                advice=figures.advice,
+            )
         path = self.team.whole.path
         intervals = None if self.leaders.is_alone else np.array(self.leaders.intervals, INTERVAL)
         try:
@@ -210,14 +217,23 @@ class RunEnd:
         self.watchers.on_stop(0)
         if complete:
             self._await_check()
-        state, tally, ranks = self.state, collector.tally, self.lost_ranks.reports()
+        state, ranks = self.state, self.lost_ranks.reports()
         NOTICES.hear([rank.pop("notices", {}) for rank in ranks], as_flag)
         if self.config.store_infos == "all" and (names := self._other_infos()):
             what = "mpi_rollout: --store-infos all stores the infos of one episode; not stored are others that came: "
             say(f"{what}{names}; give the names and types of those that are wanted\n")
         figures = self._figures(collector, ranks, complete)
-        totals = tally.env_steps, state.seconds, ranks, state.limit
-        file = state.file.finish(Ending(utc_now(), *totals, complete, figures.advice))
+        file = state.file.finish(
+            Ending(
+                utc_now(),
+                collector.tally.env_steps,
+                state.seconds,
+                ranks,
+                state.limit,
+                complete=complete,
+                advice=figures.advice,
+            )
+        )
         self.watchers.on_close(collector.progress())
         return replace(figures, file=file, wrong_values=state.file.values.wrong)
 
