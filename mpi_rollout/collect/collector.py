@@ -5,7 +5,7 @@ next observation goes to row t + 1, which may be row 0 of the next block.  After
 that is no transition: its action is ignored, its reward is 0, it leads to the next episode's first observation.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpi_rollout.collect.episode_goal import EpisodeGoal
+from mpi_rollout.collect.watcher import Episodes, LostRank, Progress, Spending, Watcher
 from mpi_rollout.core.layout import Block, SlotUnpacker
 from mpi_rollout.drive.actions import ActionSource, Span
 from mpi_rollout.drive.blocks import Blocks, Discard
@@ -24,7 +25,6 @@ from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command
 
 if TYPE_CHECKING:
-    from mpi_rollout.collect.monitor import Monitor
     from mpi_rollout.storage.writer import Writer  # Imports h5py, which is for the root alone.
 
 
@@ -68,6 +68,7 @@ class CollectorOptions:
     commit_every_s: float = 10.0  # A block that fills slowly is then handed over as far as it is.
     lengths: FragmentLengths = field(default_factory=FragmentLengths)
     goal: EpisodeGoal | None = None  # Ends the run before all steps are taken.
+    hosts: Mapping[int, str] = field(default_factory=dict)  # Of the ranks.
 
 
 class Collector:
@@ -82,12 +83,12 @@ class Collector:
         source: ActionSource,
         sink: "Writer | Discard",
         options: CollectorOptions,
-        monitor: "Monitor",
+        watchers: Watcher,
     ):
         self.driver, self.source, self.clock = driver, source, driver.clock
         self.tally = Tally(driver.exchanges)
         self.num_steps = 0  # Steps that all envs have taken.
-        self._sink, self._options, self._monitor = sink, options, monitor
+        self._sink, self._options, self._watchers = sink, options, watchers
         self.lengths, self.goal = options.lengths, options.goal
         self._blocks = Blocks(self._acquire)
         self._unpackers: dict[Block, dict[Lane, SlotUnpacker]] = {}
@@ -96,6 +97,8 @@ class Collector:
         self._num_counted = 0  # Rows of the oldest open block.
         self._faults: list[tuple[int, int, str]] = []  # Step, env and message of those whose rows are not counted yet.
         self._look_at, self._commit_at = 0.0, perf_counter() + options.commit_every_s
+        self._began_at = self._looked_at = 0.0  # The first look, and the last one with new steps; 0 is none.
+        self._seen_env_steps, self._env_steps_per_s = 0, np.nan  # At that look.
 
     def _acquire(self, num_open: int) -> Block | None:
         if num_open == self._options.num_blocks:  # Slower lanes still fill the first of these.
@@ -111,7 +114,7 @@ class Collector:
         self._blocks.extend()
         self.driver.do(Command.RESET, self._options.reset_seed)
         for restart in self.driver.restarts:
-            self._monitor.on_fault(restart.env_index, -1, restart.message)
+            self._watchers.on_fault(restart.env_index, -1, restart.message)
         self.driver.restarts = []
         for unpacker in self._unpackers[self._blocks.oldest].values():
             unpacker.lay_observations(0)
@@ -176,6 +179,8 @@ class Collector:
 
     def _take_in(self, lanes: Sequence[Lane]) -> None:
         """Lay what the fragments of some lanes gave into blocks."""
+        if self.driver.lost_ranks:
+            self._lose(self.driver.lost_ranks)
         restarts, self.driver.restarts = self.driver.restarts, []
         for restart in restarts:
             step = self._step_of[restart.lane] + restart.row
@@ -235,8 +240,13 @@ class Collector:
         num_ended = int(self._blocks.oldest.num_ended[rows].sum())
         return num_ended >= self.goal.num_missing or not self.goal.has_reset_rows
 
-    def lose(self, rank: int) -> range:
-        """Keep the envs of a lost rank as they were before the step under way; return their indices."""
+    def _lose(self, ranks: list[int]) -> None:
+        """Go on without ranks that were lost in the step under way."""
+        self.driver.lost_ranks = []
+        self._watchers.on_losses([self._lost(rank) for rank in ranks])
+
+    def _lost(self, rank: int) -> LostRank:
+        """Keep the envs of a lost rank as they were before the step under way."""
         [(lane, step)] = self._step_of.items()
         envs = lane.exchange.partition.envs_of(rank)
         block, row = self._blocks.at(step)
@@ -245,7 +255,7 @@ class Collector:
         if self.goal is not None:
             self.goal.note_faults(step, envs)
         self.driver.exchanges.num_stepping -= 1
-        return envs
+        return LostRank(rank, self._options.hosts.get(rank, ""), envs.start, len(envs), self.num_steps)
 
     @property
     def _num_rows(self) -> int:
@@ -261,21 +271,46 @@ class Collector:
                 self.num_steps = oldest.start + stop if self.is_over else self.num_steps
             num_steps = oldest.start + stop
             for step, env_index, message in sorted(fault for fault in self._faults if fault[0] < num_steps):
-                self._monitor.on_fault(env_index, step, message)
+                self._watchers.on_fault(env_index, step, message)
             self._faults = [fault for fault in self._faults if fault[0] >= num_steps]
             self.tally.add(oldest, self._num_counted, stop)
             self._num_counted = stop
 
     def look(self) -> None:
-        """Count what came since the last look; hand over a block that is slow to fill; have the monitor look."""
+        """Count what came since the last look; hand over a block that is slow to fill; tell the watchers."""
         self._count(self._num_rows)
         if self.clock.now >= self._commit_at:
             self.clock.lap("other")
             self.hand_over()
             self.clock.lap("write")
-        self._monitor.on_look(self)
+        self._watchers.check()
+        now_s, progress = self.clock.now, self.progress()
+        self._watchers.on_look(progress)
+        self._began_at = self._began_at or now_s
+        if progress.interval_s or not self._looked_at:
+            self._looked_at, self._seen_env_steps = now_s, progress.env_steps
+        self._env_steps_per_s = progress.env_steps_per_s
         self.clock.lap("other")
         self._look_at = self.clock.now + self._options.look_every_s
+
+    def pause(self) -> None:
+        """Leave out the time until the next look: rates are of the run alone."""
+        self._looked_at = 0.0
+
+    def progress(self) -> Progress:
+        """Return how far the run is."""
+        num_new = self.tally.env_steps - self._seen_env_steps
+        interval_s = self.clock.now - self._looked_at if self._looked_at and num_new else 0.0
+        return Progress(
+            num_steps=self.num_steps,
+            env_steps=self.tally.env_steps,
+            num_committed=self._sink.num_committed,
+            seconds=self.clock.now - self._began_at if self._began_at else 0.0,
+            interval_s=interval_s,
+            env_steps_per_s=num_new / interval_s if interval_s else self._env_steps_per_s,
+            spent=Spending(self.tally.mean_s, self.tally.slowest_s, dict(self.clock.seconds)),
+            episodes=None if self.goal is None else Episodes(self.goal.num_ended, self.goal.num_episodes),
+        )
 
     def hand_over(self) -> None:
         """Give the sink all steps so far."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # What a team tells: the steps that it has taken, those that are committed, env steps, env steps/s (NaN before they are
 # known), the longest commit in seconds.
-NUM_FIGURES, ENV_STEPS, RATE, COMMIT_S = 5, 2, 3, 4
+NUM_FIGURES, NUM_COMMITTED, ENV_STEPS, RATE, COMMIT_S = 5, 1, 2, 3, 4
 UP_TAG, BEGIN_TAG, STOP_TAG = range(32110, 32113)
 WAIT_S = 0.005  # Between two looks where there is nothing else to do.
 
@@ -102,6 +102,16 @@ class Leaders:
     def is_alone(self) -> bool:
         """Whether all envs are those of one team."""
         return len(self.states) == 1
+
+    @property
+    def num_committed(self) -> int:
+        """The steps that all teams have committed, on the first leader."""
+        return int(self.states[:, NUM_COMMITTED].min())
+
+    @property
+    def worst_commit_s(self) -> float:
+        """The longest that a commit of any team has taken, on the first leader."""
+        return float(self.states[:, COMMIT_S].max())
 
     @property
     def steps(self) -> tuple[int, int]:

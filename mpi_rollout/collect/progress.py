@@ -1,10 +1,12 @@
 """Telling how far a run is: a bar, drawn by tqdm, on a terminal, a plain line every 10 s in a log file."""
 
+import math
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
-from mpi_rollout.collect.episode_goal import EpisodeGoal
+from mpi_rollout.collect.watcher import Episodes, Progress, Watcher
+from mpi_rollout.process.clock import Spent
 from mpi_rollout.process.console import say
 from mpi_rollout.process.terminal import Stderr, Terminal, open_terminal
 from mpi_rollout.text import counted
@@ -24,7 +26,7 @@ class Done(NamedTuple):
     env_steps: int
     env_steps_per_s: float
     losses: Mapping[str, float]
-    goal: EpisodeGoal | None = None
+    goal: Episodes | None = None
     most_steps: int = 0
 
     @property
@@ -93,7 +95,7 @@ class Bar:
             self._num_columns = 0
 
 
-def share(num_steps: int, total: int, goal: EpisodeGoal | None) -> float:
+def share(num_steps: int, total: int, goal: Episodes | None) -> float:
     """Return which part of a run is done: of its steps or of its episodes, whichever will end it as it seems."""
     return max(num_steps / total, 0.0 if goal is None else min(goal.num_ended / goal.num_episodes, 1.0))
 
@@ -132,7 +134,52 @@ class Lines:
 
 
 def make_progress(kind: str, num_steps: int) -> Bar | Lines:
-    """Make what `--progress` names; `auto` is a bar where a terminal shows it, else lines; `none` never tells."""
-    lines = Lines(num_steps, float("inf") if kind == "none" else 1.0)
+    """Make what `--progress` names; `auto` is a bar where a terminal shows it, else lines."""
+    lines = Lines(num_steps)
     terminal = open_terminal() if kind in ("auto", "bar") else None
     return Bar(num_steps, terminal or Stderr(), lines) if kind == "bar" or terminal else lines
+
+
+class ProgressLine(Watcher):
+    """Shows how far a run is when it is time for it; `spent` says where the time between two lines went."""
+
+    def __init__(self, shown: Bar | Lines, spent: Spent):
+        self._shown, self._spent = shown, spent
+        self._next_at: float | None = None  # None before the first look.
+        self._line_env_steps, self._line_s = 0, 0.0  # Env steps up to the last line, seconds since then.
+
+    def on_look(self, progress: Progress) -> None:
+        """Show the rate since the last line, and not that since the last look, of which there are many."""
+        if self._next_at is None:
+            self._next_at = progress.seconds + self._shown.every_s
+            self._losses(progress)
+        self._line_s += progress.interval_s
+        # Of several teams, the rate is not known before all have told it.
+        is_new = progress.interval_s > 0 and not math.isnan(progress.env_steps_per_s)
+        if is_new and progress.seconds >= self._next_at:
+            self._show(progress)
+
+    def _show(self, progress: Progress) -> None:
+        rate = (progress.env_steps - self._line_env_steps) / self._line_s
+        self._shown.tell(
+            Done(
+                progress.num_steps,
+                progress.env_steps,
+                rate,
+                self._losses(progress),
+                progress.episodes,
+                progress.most_steps,
+            )
+        )
+        self._line_env_steps, self._line_s = progress.env_steps, 0.0
+        self._next_at = progress.seconds + self._shown.every_s
+
+    def _losses(self, progress: Progress) -> Mapping[str, float]:
+        spent = progress.spent
+        if spent is None:
+            return {}
+        return self._spent.losses(self._line_s, spent.mean_s, spent.slowest_s, spent.phases)
+
+    def on_stop(self, signal: int) -> None:
+        """Clear the line: something else will be said, and launchers do not wait long after a signal."""
+        self._shown.close()

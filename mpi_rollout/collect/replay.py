@@ -22,7 +22,7 @@ from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.recall import rows_at_a_time
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.errors import DataError, RankLost, UsageError
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.process.console import say
@@ -134,7 +134,11 @@ class Replay:
                 if lane not in driver.under_way:
                     rest = [array[done[lane] :, lane.envs] for array in actions]
                     driver.send(lane, rest, len(rest[0]), self.num_steps + done[lane])
-            for lane in driver.await_some():
+            lanes = driver.await_some()
+            if driver.lost_ranks:  # What their envs gave is in no slot.
+                ranks = ", ".join(map(str, driver.lost_ranks))
+                raise RankLost(f"lost rank {ranks} while envs took their steps again; the same command continues")
+            for lane in lanes:
                 row, num_rows, unpacker = done[lane], lane.num_rows, self._unpackers[lane]
                 unpacker.lay_observations(row + 1, 0, num_rows)
                 unpacker.lay_results(row, num_rows)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpi_rollout.collect.advice import advice_of
-from mpi_rollout.collect.monitor import LostRank
+from mpi_rollout.collect.watcher import LostRank
 from mpi_rollout.core.policy_kinds import RANDOM
 from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.process.clock import losses

@@ -12,9 +12,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from mpi_rollout.collect.root import Root
+from mpi_rollout.collect.run_output import RunOutput
 from mpi_rollout.collect.scalars import check_log_dir
 from mpi_rollout.collect.team import RankTeam, find_team
-from mpi_rollout.collect.trace import Trace, check_trace
+from mpi_rollout.collect.trace import check_trace, keep_laps
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Contents
 from mpi_rollout.core.partition import EnvRanks
@@ -44,7 +45,7 @@ from mpi_rollout.text import counted
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpi_rollout.collect.root import Claimed
+    from mpi_rollout.collect.run_output import Claimed
 
 
 def run(config: RolloutConfig) -> int:
@@ -110,13 +111,17 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
     worker, facts = assemble(team.comm, rank_envs)
     limit = Limit(rank_envs.plan.make, config.seed, worker.exchanges.control.wait_for_all, envs, facts.action_space)
     worker.methods |= {"limit": limit, "seed_again": seed_again}
-    trace = Trace(config, worker)
-    worker.stop_on_signals(asked)
+    if config.trace:
+        keep_laps(config, worker)
     worker.aborts_if_unheard = True
-    root = None
     if source is not None and output is not None:
-        root = Root(team, source, output, worker, facts, ranks.hosts_of(hosts), trace)
-    code = worker.serve()[1] if root is None else root.drive()
+        run_output = RunOutput(team, output, facts, ranks.hosts_of(hosts), source.sha256)
+        root = Root(team, source, run_output, worker, facts)
+        worker.stop_on_signals(asked, root.on_stop)
+        code = root.drive()
+    else:
+        worker.stop_on_signals(asked, lambda signal: None)
+        _, code = worker.serve()
     worker.exchanges.free()
     team.free(ranks.comm)
     if ranks.group is not None and ranks.group.is_broken:  # The root has told why.

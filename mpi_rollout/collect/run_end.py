@@ -1,7 +1,6 @@
 """How a run ends: what is whole is kept, and the user, the status file and the exit code are told the same."""
 
 import json
-import os
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,10 +9,12 @@ import numpy as np
 
 from mpi_rollout.collect.collector import Collector
 from mpi_rollout.collect.leaders import Leaders, Outcome
-from mpi_rollout.collect.monitor import LostRanks, Monitor, RankReport, RunState
+from mpi_rollout.collect.lost_ranks import LostRanks, RankReport
+from mpi_rollout.collect.other_teams import OtherTeams
 from mpi_rollout.collect.report import RunFigures, merged
+from mpi_rollout.collect.run_state import RunState
 from mpi_rollout.collect.team import RankTeam
-from mpi_rollout.collect.trace import Trace
+from mpi_rollout.collect.watcher import End, Watcher
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.policy_kinds import kind_of_name
 from mpi_rollout.drive.driver import Driver
@@ -32,8 +33,7 @@ from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import STDOUT, fitted, say
 from mpi_rollout.process.notices import NOTICES
 from mpi_rollout.storage.shard_files import name_now
-from mpi_rollout.storage.status import Status, is_batch_job
-from mpi_rollout.text import counted, printable, shortened, system_words
+from mpi_rollout.text import counted, printable, shortened, system_words, words_of
 
 if TYPE_CHECKING:
     from mpi_rollout.storage.shard_set import ClaimedSet
@@ -54,10 +54,9 @@ class RunEnd:
     config: RolloutConfig
     driver: Driver
     state: RunState
-    status: Status
-    monitor: Monitor
+    watchers: Watcher
     lost_ranks: LostRanks
-    trace: Trace
+    other_teams: OtherTeams
 
     def complete(self, collector: Collector) -> int:
         """Close the file of a team that has taken all of its steps; end the run; return the exit code."""
@@ -88,14 +87,14 @@ class RunEnd:
         def look() -> Outcome | None:
             """Look after the other teams; a stop after this team's end is for them."""
             try:
-                self.monitor.look_after_others()
+                self.other_teams.look_after()
             except Interrupted as error:
                 return Outcome(error.exit_code, outcome.num_safe, message=error.shown(as_flag), is_stopped=True)
             return None
 
         outcomes, code = self.leaders.settle(outcome, look), 0
         if outcomes is not None:
-            self.monitor.progress.close()
+            self.watchers.on_stop(0)
             failed = [each for each in outcomes if each.code]
             code = self._tell_failed(outcomes, failed + self.leaders.stops) if failed else self._complete(outcomes)
         return self.leaders.agree_on(code)
@@ -110,9 +109,8 @@ class RunEnd:
         say(cause.stack)
         say(f"mpi_rollout: {cause.message}{kept}\n")
         is_resumable = all(outcome.is_resumable for outcome in outcomes)
-        if not cause.is_foreign:
-            state = "interrupted" if cause.is_stopped else "failed"
-            self.tell_status(state, cause.code, cause.message, num_safe, is_resumable)
+        state = "interrupted" if cause.is_stopped else "failed"
+        self.watchers.on_end(End(state, cause.code, cause.message, num_safe, is_resumable, cause.is_foreign))
         if self.config.json:
             say(json.dumps({"error": cause.message + kept, "exit_code": cause.code}) + "\n", STDOUT)
         return cause.code
@@ -128,7 +126,7 @@ class RunEnd:
         figures, shard_set = merged(self.team, outcomes), self.team.shard_set
         if shard_set is not None and (failed := self._complete_set(shard_set, figures, outcomes[0].num_safe)):
             return self._tell_failed(outcomes, [failed])
-        self.tell_status("complete", 0, self.team.whole.path, outcomes[0].num_safe)
+        self.watchers.on_end(End("complete", 0, self.team.whole.path, outcomes[0].num_safe))
         if figures is not None:
             text = json.dumps(figures.as_dict()) if self.config.json else "\n".join(fitted(figures.lines(), 4))
             say(f"{text}\n", STDOUT)
@@ -141,8 +139,15 @@ class RunEnd:
 
         ending = Ending(utc_now(), 0, 0.0, [], [], complete=True)
         if figures is not None:
-            totals = figures.env_steps, figures.seconds, figures.ranks, figures.limit
-            ending = Ending(utc_now(), *totals, complete=True, advice=figures.advice)
+            ending = Ending(
+                utc_now(),
+                figures.env_steps,
+                figures.seconds,
+                figures.ranks,
+                figures.limit,
+                complete=True,
+                advice=figures.advice,
+            )
         path = self.team.whole.path
         intervals = None if self.leaders.is_alone else np.array(self.leaders.intervals, INTERVAL)
         try:
@@ -159,7 +164,7 @@ class RunEnd:
         """Let the check of what earlier starts wrote come to its end: a file that gets its name is whole."""
         is_said = self.state.rank != world.ROOT
         while any(check.poll() for check in self.state.past_checks):
-            self.monitor.check_stop()
+            self.watchers.check()
             if not is_said:
                 say("mpi_rollout: all steps are taken; compares what earlier starts wrote with its checksums\n")
                 is_said = True
@@ -167,7 +172,7 @@ class RunEnd:
 
     def _kept(self, error: RolloutError) -> str:
         """Keep what is whole after an error; return what is said of that.  The error has what failed then, too."""
-        self.monitor.progress.close()
+        self.watchers.on_stop(0)
         self.state.is_continuable &= not isinstance(error, NotContinuedError)
         if self.state.writer is None and self.state.past is not None and isinstance(error, Interrupted):
             return f"; the {steps_before(self.state.num_safe)} in {name_now(self.config.path + '.part')}"
@@ -180,18 +185,13 @@ class RunEnd:
             error.exit_code = second.exit_code
             return ""
 
-    def tell_status(self, state: str, code: int, message: str, num_steps: int, is_resumable: bool = False) -> None:
-        """Write into the status how the run has ended; a first start that came to nothing leaves none."""
-        out, part = self.config.path, self.config.path + ".part"
-        has_part = os.path.exists(part)
-        if state != "complete" and self.status.is_first and not has_part and not is_batch_job():
-            self.status.remove()
-            return
-        # A complete file that the run extends has all steps until there is a `.part`.
-        has_file = has_part or (num_steps > 0 and os.path.exists(out))
-        file = out if state == "complete" else name_now(part) if has_file else None
-        facts = {"exit_code": code, "message": message, "num_steps": num_steps}
-        self.status.tell(state, **facts, resumable=has_file and is_resumable, file=file)
+    def cut(self, error: BaseException) -> int:
+        """Tell of an error that ends the job at once, and about which the caller speaks; return the exit code."""
+        is_stopped = isinstance(error, KeyboardInterrupt)
+        state = "interrupted" if is_stopped else "failed"
+        code = Interrupted.exit_code if is_stopped else RolloutError.exit_code
+        self.watchers.on_end(End(state, code, words_of(error), self.state.num_safe, self.is_resumable))
+        return code
 
     @property
     def is_resumable(self) -> bool:
@@ -214,20 +214,27 @@ class RunEnd:
         """Close the file, with what the ranks have to report."""
         from mpi_rollout.storage.schema import Ending
 
-        self.monitor.progress.close()
+        self.watchers.on_stop(0)
         if complete:
             self._await_check()
-        state, tally, ranks = self.state, collector.tally, self.lost_ranks.reports()
+        state, ranks = self.state, self.lost_ranks.reports()
         NOTICES.hear([rank.pop("notices", {}) for rank in ranks], as_flag)
         if self.config.store_infos == "all" and (names := self._other_infos()):
             what = "mpi_rollout: --store-infos all stores the infos of one episode; not stored are others that came: "
             say(f"{what}{names}; give the names and types of those that are wanted\n")
         figures = self._figures(collector, ranks, complete)
-        totals = tally.env_steps, state.seconds, ranks, state.limit
-        file = state.file.finish(Ending(utc_now(), *totals, complete, figures.advice))
-        state.file.values.say_warnings(as_flag)
-        self.monitor.end_scalars(collector)
-        self.trace.write(self.driver)
+        file = state.file.finish(
+            Ending(
+                utc_now(),
+                collector.tally.env_steps,
+                state.seconds,
+                ranks,
+                state.limit,
+                complete=complete,
+                advice=figures.advice,
+            )
+        )
+        self.watchers.on_close(collector.progress())
         return replace(figures, file=file, wrong_values=state.file.values.wrong)
 
     def _other_infos(self) -> str:

@@ -13,7 +13,8 @@ from typing import IO
 
 import numpy as np
 
-from mpi_rollout.collect.collector import Collector
+from mpi_rollout.collect.run_state import RunState
+from mpi_rollout.collect.watcher import Progress, Spending, Watcher
 from mpi_rollout.errors import Option, StorageError, UsageError
 from mpi_rollout.process.clock import Spent
 from mpi_rollout.process.console import say
@@ -40,36 +41,56 @@ def check_log_dir(path: str) -> None:
     check_place("log_dir", path, os.path.join(folder, "events"))
 
 
-class Scalars:
-    """Writes points of a run's curves into a folder, or none any more after the first failure."""
+class Scalars(Watcher):
+    """Writes points of a run's curves into a folder, or none any more after the first failure.
 
-    def __init__(self, path: str, spent: Spent):
-        self._path, self._folder, self._spent = path, located(path), spent
+    The curves go on from the env steps of earlier starts of the run: what there is of later steps is void.
+    """
+
+    def __init__(self, path: str, spent: Spent, state: RunState):
+        self._path, self._folder = path, located(path)
+        self._spent, self._state = spent, state
         self._file: IO[bytes] | None = None
-        self.is_ending = self._is_over = False
+        self._is_over = False
         self._next_at = 0.0
         self._began_at = self._seconds = 0.0
         self._before = np.zeros(0)
 
-    def note(self, collector: Collector, seconds: float, env_steps_before: int, ended: np.ndarray) -> None:
-        """Write a point if it is time for one, or if the run `is_ending`.  The first call begins the first interval.
+    def on_look(self, progress: Progress) -> None:
+        """Write a point if it is time for one; the first look begins the first interval."""
+        is_first = not len(self._before)
+        if progress.interval_s or is_first:
+            self._seconds += progress.interval_s
+            now = time.monotonic()
+            if now >= self._next_at:
+                self._began_at = self._began_at or now
+                self._next_at = now + min(max((now - self._began_at) / PART, LEAST_S), MOST_S)
+                self._note(progress)
 
-        `seconds` are those since the last call.  The curves go on from the env steps of earlier starts of the run: what
-        there is of later steps is void.  `ended` has the number of episodes that the file has of this start, and the
-        sums of their returns and of their lengths.
-        """
-        now, self._seconds = time.monotonic(), self._seconds + seconds
-        if self._is_over or (now < self._next_at and not self.is_ending):
+    def on_close(self, progress: Progress) -> None:
+        """Write the last point: the file has all episodes now."""
+        self._seconds += progress.interval_s
+        self._note(progress)
+        self._close()
+
+    def _note(self, progress: Progress) -> None:
+        """Write a point, but where nothing came since the last one."""
+        if self._is_over:
             return
-        self._began_at = self._began_at or now
-        self._next_at = now + min(max((now - self._began_at) / PART, LEAST_S), MOST_S)
-        tally, sums = collector.tally, np.array([collector.tally.env_steps, *ended])
-        losses = self._spent.losses(self._seconds, tally.mean_s, tally.slowest_s, collector.clock.seconds)
+        # The number of episodes that the file has of this start, and the sums of their returns and of their lengths.
+        ended = self._state.file.ended
+        sums = np.array([progress.env_steps, *ended])
+        losses = self._losses(progress.spent)
         if not len(self._before):  # What came before was no step; episodes count from the first one on.
             sums[-len(ended) :] = 0
         elif (sums != self._before).any():
-            self._write(env_steps_before, tally.env_steps, self._values(sums - self._before, losses))
+            self._write(progress.env_steps, self._values(sums - self._before, losses))
         self._before, self._seconds = sums, 0.0
+
+    def _losses(self, spent: Spending | None) -> Mapping[str, float]:
+        if spent is None:
+            return {}
+        return self._spent.losses(self._seconds, spent.mean_s, spent.slowest_s, spent.phases)
 
     def _values(self, new: np.ndarray, losses: Mapping[str, float]) -> dict[str, float]:
         env_steps, num_ended, returns, lengths = new.tolist()
@@ -81,10 +102,11 @@ class Scalars:
             values |= {"episodes/return_mean": returns / num_ended, "episodes/length_mean": lengths / num_ended}
         return values | {"episodes/ended": num_ended}
 
-    def _write(self, before: int, env_steps: int, values: Mapping[str, float]) -> None:
+    def _write(self, env_steps: int, values: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
 
+        before = self._state.env_steps_before
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
         events = [Event(wall_time=time.time(), step=before + env_steps, summary=summary)]
         if self._file is None:
@@ -94,7 +116,7 @@ class Scalars:
         try:
             self._append([event.SerializeToString() for event in events])
         except OSError as error:
-            self.close()
+            self._close()
             say(f"mpi_rollout: --log-dir {self._path}: {system_words(error)}; the run goes on without these curves\n")
 
     def _append(self, records: list[bytes]) -> None:
@@ -106,7 +128,7 @@ class Scalars:
         for record in records:
             RecordWriter(self._file).write(record)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Write no more."""
         self._is_over = True
         if self._file is not None:

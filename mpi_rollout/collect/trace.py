@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
+from mpi_rollout.collect.watcher import Progress, Watcher
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.errors import Option, RankLost, UsageError
@@ -32,20 +33,25 @@ class TracingClock(Clock):
 
     def __init__(self, steps: range, num_steps: Callable[[], int]):
         super().__init__()
-        self.num_steps, self.laps = num_steps, list[Lap]()
+        self.laps: list[Lap] = []
+        self._num_steps = num_steps
         self._steps, self._kept, self._is_on = steps, range(0), False
+
+    def follow(self, num_steps: Callable[[], int]) -> None:
+        """Count the steps of the run in place of those of a rank's own envs: it has none."""
+        self._num_steps = num_steps
 
     def begin(self) -> float:
         """Keep laps from now on; return the time."""
         self.laps.clear()
-        now = self.num_steps()
+        now = self._num_steps()
         self._kept, self._is_on = range(now + self._steps.start, now + self._steps.stop), True
         return perf_counter()
 
     def lap(self, phase: str) -> float:
         start, elapsed_s = self.now, super().lap(phase)
         if self._is_on:
-            step = self.num_steps() - (phase not in ("policy", "send", "wait"))  # The others follow upon a step.
+            step = self._num_steps() - (phase not in ("policy", "send", "wait"))  # The others follow upon a step.
             if step >= self._kept.stop or len(self.laps) == MOST_EVENTS:
                 self._is_on = False
             elif step >= self._kept.start:
@@ -57,58 +63,63 @@ class TracingClock(Clock):
         return os.uname().nodename, self.laps
 
 
-class Trace:
-    """The trace of a run, on every rank; the root begins and writes it.  Without `--trace` it does nothing."""
+def keep_laps(config: RolloutConfig, worker: Worker) -> None:
+    """Let a rank keep its laps for a trace."""
+    ranks, steps = config.traced
+    clock = worker.clock = TracingClock(
+        steps if worker.rank in ranks else range(0), lambda: max(one.num_steps for one in worker.slices)
+    )
+    worker.methods |= {"begin_trace": clock.begin, "take_trace": clock.take}
 
-    def __init__(self, config: RolloutConfig, worker: Worker):
-        self._path, self._offsets, self._has_envs = config.trace, [0.0], bool(worker.slices)
-        if self._path is not None:
-            ranks, steps = config.traced
-            self._clock = worker.clock = TracingClock(
-                steps if worker.rank in ranks else range(0), lambda: max(one.num_steps for one in worker.slices)
-            )
-            worker.methods |= {"begin_trace": self._clock.begin, "take_trace": self._clock.take}
 
-    def begin(self, driver: Driver, num_steps: Callable[[], int]) -> None:
-        """Compare the clocks and begin; `num_steps` is of the run."""
-        if self._path is None:
+class Trace(Watcher):
+    """Writes the trace of a run, of which all ranks `keep_laps`; `num_steps` returns how many it has taken."""
+
+    def __init__(self, path: str, driver: Driver, num_steps: Callable[[], int]):
+        self._path, self._driver = path, driver
+        self._offsets: list[float] = []  # What the ranks' clocks lag behind that of rank 0; none before the first step.
+        if not driver.worker.slices and isinstance(driver.clock, TracingClock):
+            driver.clock.follow(num_steps)
+
+    def on_pause(self, progress: Progress) -> None:
+        """Compare the clocks, and begin, before the first step."""
+        if self._offsets:
             return
-        if not self._has_envs:
-            self._clock.num_steps = num_steps
         best_s = float("inf")
         for _ in range(NUM_CALLS):
             start = perf_counter()
-            times = driver.call_ranks("begin_trace")
+            times = self._driver.call_ranks("begin_trace")
             elapsed_s = perf_counter() - start
             if elapsed_s < best_s:
                 best_s, self._offsets = elapsed_s, [start + elapsed_s / 2 - rank_s for rank_s in times]
 
-    def write(self, driver: Driver) -> None:
-        """Write the file at the end of a run; say if that fails."""
-        if self._path is None:
-            return
+    def on_close(self, progress: Progress) -> None:
+        """Write the file; say if that fails."""
         try:
-            text = json.dumps(self._events(driver.call_ranks("take_trace"))).encode()
+            reports = self._driver.call_ranks("take_trace")
+            text = json.dumps(events_of(reports, self._offsets or [0.0] * len(reports))).encode()
             with (gzip.open if self._path.endswith(".gz") else open)(located(self._path), "wb") as file:
                 file.write(text)
         except (OSError, RankLost) as error:
             say(f"mpi_rollout: --trace {self._path}: cannot write it: {system_words(error)}\n")
 
-    def _events(self, reports: Sequence[tuple[str, list[Lap]]]) -> list[dict[str, object]]:
-        events: list[dict[str, object]] = []
-        offsets = [0.0 if host == reports[0][0] else self._offsets[rank] for rank, (host, _) in enumerate(reports)]
-        starts = [laps[0][1] + offset_s for (_, laps), offset_s in zip(reports, offsets, strict=True) if laps]
-        zero_s = min(starts, default=0.0)
-        for rank, ((host, laps), offset_s) in enumerate(zip(reports, offsets, strict=True)):
-            if laps:
-                name = {"name": f"rank {rank} ({host})"}
-                events.append({"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": name})
-            for phase, start, end, step in laps:
-                first, stop = (round(1e9 * (time_s + offset_s - zero_s)) for time_s in (start, end))
-                us = {"ts": first / 1000, "dur": max(stop - first - 1, 0) / 1000}  # Viewers nest events that touch.
-                event = {"name": WORDS.get(phase, phase), "ph": "X", "pid": rank, "tid": 0, "args": {"step": step}}
-                events.append(event | us)
-        return events
+
+def events_of(reports: Sequence[tuple[str, list[Lap]]], offsets: Sequence[float]) -> list[dict[str, object]]:
+    """Return the events of all ranks; clocks of other hosts than that of rank 0 lag behind by `offsets`."""
+    events: list[dict[str, object]] = []
+    offsets = [0.0 if host == reports[0][0] else offsets[rank] for rank, (host, _) in enumerate(reports)]
+    starts = [laps[0][1] + offset_s for (_, laps), offset_s in zip(reports, offsets, strict=True) if laps]
+    zero_s = min(starts, default=0.0)
+    for rank, ((host, laps), offset_s) in enumerate(zip(reports, offsets, strict=True)):
+        if laps:
+            name = {"name": f"rank {rank} ({host})"}
+            events.append({"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": name})
+        for phase, start, end, step in laps:
+            first, stop = (round(1e9 * (time_s + offset_s - zero_s)) for time_s in (start, end))
+            us = {"ts": first / 1000, "dur": max(stop - first - 1, 0) / 1000}  # Viewers nest events that touch.
+            event = {"name": WORDS.get(phase, phase), "ph": "X", "pid": rank, "tid": 0, "args": {"step": step}}
+            events.append(event | us)
+    return events
 
 
 def check_trace(config: RolloutConfig, path: str) -> None:

@@ -13,6 +13,8 @@ from mpi_rollout.core.layout import Block
 class Discard:
     """Where blocks go when only the throughput counts, in the place of a `storage.writer.Writer`."""
 
+    num_committed = 0
+
     def __init__(self, blocks: list[Block]):
         self.acquire, self.num_rows = cycle(blocks).__next__, blocks[0].num_rows
 

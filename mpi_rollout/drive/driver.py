@@ -33,8 +33,7 @@ class Driver:
         self.under_way: dict[Lane, None] = {}  # Their slots have not been taken in; in the order of their orders.
         self.restarts: list[LaneRestart] = []  # Of envs, which infos do not report.
         self.interrupted: list[Lane] = []  # After a failure: their slots have come, and nobody has taken them in.
-        # Called with the lost ranks, before the slots of the step in which they were lost are taken in.
-        self.on_loss: Callable[[list[int]], None] = lambda ranks: None
+        self.lost_ranks: list[int] = []  # In the step whose slots have come; nobody has heard of them.
         # Called where an exchange ends in the middle: the ranks and the root no longer agree on what comes next.
         self.on_cut: Callable[[], None] = lambda: None
         self.num_envs = exchanges.division.num_envs
@@ -160,7 +159,7 @@ class Driver:
             self.has_fault = True
             raise self._error_of([report["fault"] for report in self.call_ranks("report")])
         if (marks == LOST).any():
-            self.on_loss(np.flatnonzero((lanes[0].marks == LOST).any(axis=1)).tolist())
+            self.lost_ranks += np.flatnonzero((lanes[0].marks == LOST).any(axis=1)).tolist()
 
     def _note(self, lane: Lane) -> None:
         signal, restarts = lane.read_marks()

@@ -123,6 +123,11 @@ def now_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def has_deadline(max_walltime: str | None) -> bool:
+    """Tell whether there is a time when a run must have stopped."""
+    return max_walltime is not None or any(name in os.environ for name in ("SLURM_JOB_ID", "SLURM_JOB_END_TIME"))
+
+
 class Deadline:
     """The earlier of `--max-walltime`, counted from the start of this process, and the end of the SLURM job.
 

@@ -66,7 +66,7 @@ class Worker:
         # What the root may call by name on all ranks.
         self.methods: dict[str, Method] = {method.__name__: method for method in own + self.policy.methods}
         self.stop_signal, self._stop_asked_at = 0, 0.0  # The signal by which somebody asked this rank to stop, or 0.
-        self.on_stop: Callable[[], None] = lambda: None  # Called at once then.
+        self._on_stop: Callable[[int], None] = lambda signal: None  # Called at once then.
         self.is_wanted: Callable[[], bool] = lambda: False  # Something else is due: a fragment is to end here.
         self.aborts_if_unheard = False  # After a failure, end the job if the root does not learn of it soon.
         self.error: BaseException | None = None  # What user code raised here in the last failure.
@@ -79,11 +79,12 @@ class Worker:
         self._watchdog: Watchdog | None = None
         self._processor_time = processor_time()
 
-    def stop_on_signals(self, asked: Sequence[int] = ()) -> None:
+    def stop_on_signals(self, asked: Sequence[int], on_stop: Callable[[int], None]) -> None:
         """End the run between two steps at SIGINT, SIGTERM or SIGUSR1 on any rank, or at those that came before.
 
-        A second signal ends it at once.  A signal marks the slot, so the root learns of it with the step's data.
-        Launchers deliver one Ctrl-C to several ranks, or twice to one: signals within a second are the same one.
+        `on_stop` is called with a signal that comes to this rank from now on, in its handler.  A second signal ends the
+        run at once.  A signal marks the slot, so the root learns of it with the step's data.  Launchers deliver one
+        Ctrl-C to several ranks, or twice to one: signals within a second are the same one.
         """
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
@@ -92,13 +93,14 @@ class Worker:
             self._ask_to_stop(asked[0], None)
         if self.env_group is not None:  # Launchers signal all ranks: of several signals, the first counts.
             self.env_group.on_signal = lambda number: None if self.stop_signal else self._ask_to_stop(number, None)
+        self._on_stop = on_stop
 
     def _ask_to_stop(self, number: int, _frame: FrameType | None) -> None:
         if self._stop_asked_at and time.monotonic() - self._stop_asked_at > 1.0:
             raise SignalInterrupt
         self._stop_asked_at = self._stop_asked_at or time.monotonic()
         self.stop_signal = number
-        self.on_stop()
+        self._on_stop(number)
 
     def watch(self, timeout_s: float | None, note_s: float = inf) -> None:
         """Interrupt a call of an env that takes longer, or else end the job; None is no limit.

@@ -66,19 +66,6 @@ def tell_abort(out: str, place: str, code: int) -> None:
             replace(path, json.dumps(status | ended) + "\n")
 
 
-class NoStatus(Status):
-    """That of a part of a run, which another rank tells."""
-
-    def __init__(self) -> None:
-        self.is_first = False
-
-    def tell(self, state: str, **values: object) -> None:
-        pass
-
-    def remove(self) -> None:
-        pass
-
-
 def is_batch_job() -> bool:
     """Tell whether a batch script may ask how the run ended: it learns that from the status alone."""
     return any(name in os.environ for name in BATCH_JOBS)

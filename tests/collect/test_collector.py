@@ -30,6 +30,7 @@ from stopped_runs import (
 )
 
 from mpi_rollout.collect.collector import Collector, CollectorOptions, Tally
+from mpi_rollout.collect.watcher import Progress, Watcher
 from mpi_rollout.core.layout import Block
 from mpi_rollout.drive.actions import RankActions
 from mpi_rollout.drive.driver import Driver
@@ -263,6 +264,7 @@ class Kept:
 
     def __init__(self, driver: Driver, sleep_s: float = 0.0):
         self.num_rows, self.sleep_s = ROWS_PER_BLOCK, sleep_s
+        self.num_committed = 0
         self.columns: dict[str, np.ndarray] = {}
         self.submitted: list[tuple[int, int]] = []
         self._blocks = [driver.block(ROWS_PER_BLOCK) for _ in range(3)]
@@ -280,15 +282,15 @@ class Kept:
             whole[block.start : block.start + stop] = array[:stop]
 
 
-class Heard:
-    """A listener that keeps what it hears."""
+class Heard(Watcher):
+    """A watcher that keeps what it hears."""
 
     def __init__(self):
         self.looks: list[tuple[int, int]] = []
         self.faults: list[tuple[int, int]] = []
 
-    def on_look(self, collector: Collector) -> None:
-        self.looks.append((collector.num_steps, collector.tally.env_steps))
+    def on_look(self, progress: Progress) -> None:
+        self.looks.append((progress.num_steps, progress.env_steps))
 
     def on_fault(self, env_index: int, step: int, message: str) -> None:
         assert "the simulator has stumbled" in message

@@ -33,7 +33,7 @@ from mpi_rollout.drive import recall
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.errors import DataError, RankLost, UsageError
 
 SEED, NUM_ENVS, NUM_STEPS = 5, 5, 60
 RESULT_NAMES = [leaf.path for leaf in RESULTS]
@@ -145,6 +145,14 @@ def test_groups_are_brought_back_together(counting: Recording, options: dict[str
     assert Replay(driver, counting.past(30), counting.columns).run() == {}
     driver.call_ranks("end_replay", [])
     assert is_as_recorded(go_on(driver, counting, 30), counting, 30)
+
+
+def test_a_rank_that_is_lost_while_envs_come_back_ends_this_start(counting: Recording):
+    replay = Replay(driver := counting.driver(room=8), counting.past(30), counting.columns)
+    replay.begin()
+    driver.lost_ranks.append(2)
+    with pytest.raises(RankLost, match="lost rank 2 while envs took their steps again; the same command continues"):
+        replay.advance()
 
 
 def test_a_rank_that_serves_others_between_its_steps_takes_the_rest_later(counting: Recording):

@@ -18,8 +18,10 @@ from oracle import rollout, seeded_sync
 from single_rank import drive, root_of
 
 from mpi_rollout.collect import root as root_module
+from mpi_rollout.collect import run_output
 from mpi_rollout.collect.root import Root
 from mpi_rollout.core.layout import Contents
+from mpi_rollout.drive.actions import RandomActions
 from mpi_rollout.errors import SignalInterrupt, StorageError
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.random import RandomPolicy
@@ -181,7 +183,7 @@ def test_without_trajectories_only_the_throughput_is_written(out: Path):
 
 def test_the_memory_of_three_blocks_is_checked_and_room_for_the_file(out: Path, monkeypatch, capfd):
     asked: list[int] = []
-    monkeypatch.setattr(root_module, "check_blocks", asked.append)
+    monkeypatch.setattr(run_output, "check_blocks", asked.append)
     monkeypatch.setattr(ownership, "TOLD_NBYTES", 1)
     assert drive(root_of(out)) == 0
     row_nbytes = Contents(*SPACES).row_nbytes(NUM_ENVS)
@@ -208,18 +210,30 @@ def test_what_the_user_must_take_care_of_is_said_at_the_start(out: Path, monkeyp
 
 @pytest.mark.parametrize("progress", ["auto", "none"])
 def test_a_policy_whose_package_is_not_loaded_yet_is_named_and_a_signal_meanwhile_answered_once(
-    monkeypatch, capfd, progress: str
+    out: Path, monkeypatch, capfd, progress: str
 ):
+    """Before its package is imported, and not after that."""
     monkeypatch.delitem(sys.modules, "stable_baselines3", raising=False)
-    before = lambda: None  # noqa: E731
-    worker = SimpleNamespace(on_stop=before, stop_signal=signal.SIGUSR1)
-    with root_module.told_loading(PolicySource("sb3", "p.zip"), worker, progress):
-        worker.on_stop()
-        worker.on_stop()
+
+    def load(*_: object) -> RandomActions:
+        for _ in range(2):
+            root.on_stop(signal.SIGUSR1)
+        return RandomActions(root._driver, RandomPolicy(root._driver.action_space, NUM_ENVS, 0))
+
+    monkeypatch.setattr(root_module, "make_source", load)
+    monkeypatch.setattr(single_rank, "PolicySource", lambda *_: PolicySource("sb3", "p.zip"))
+    root = root_of(out, progress=progress)
+    assert drive(root) == 0
+    root.on_stop(signal.SIGUSR1)
     *loading, stopped = capfd.readouterr().err.splitlines()
     assert loading == ["mpi_rollout: loading p.zip with stable_baselines3"] * (progress == "auto")
     assert stopped.startswith("mpi_rollout: stopped by SIGUSR1: ends when p.zip is loaded, or at once")
-    assert worker.on_stop is before
+
+
+def test_nothing_is_said_of_a_package_that_is_there(out: Path, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "stable_baselines3", None)
-    with root_module.told_loading(PolicySource("sb3", "p.zip"), worker, progress):
-        assert worker.on_stop is before and capfd.readouterr().err == ""
+    monkeypatch.setattr(single_rank, "PolicySource", lambda *_: PolicySource("sb3", "p.zip"))
+    root = root_of(out, progress="auto")
+    monkeypatch.setattr(root_module, "make_source", raising(StorageError("so far")))
+    root.on_stop(signal.SIGUSR1)
+    assert drive(root) == 74 and capfd.readouterr().err == "mpi_rollout: so far\n"

@@ -2,14 +2,16 @@
 
 import resource
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import h5py
 import numpy as np
 import pytest
 from jobs import Job
 
+from mpi_rollout.collect.run_state import RunState
 from mpi_rollout.collect.scalars import Scalars
+from mpi_rollout.collect.watcher import Progress, Spending
 from mpi_rollout.process.clock import PHASES, Spent
 from mpi_rollout.text import pip_install
 
@@ -62,20 +64,20 @@ def test_a_folder_that_cannot_be_written_ends_no_run(job: Job):
     assert result.err.splitlines().count(words) == 1
 
 
-def test_a_disk_that_gets_full_is_told_once_and_what_is_there_can_be_read(tmp_path: Path, capfd):
+def test_a_disk_that_gets_full_is_told_once_and_what_is_there_can_be_read(tmp_path: Path, monkeypatch, capfd):
     pytest.importorskip("tensorboard")
-    tally = SimpleNamespace(env_steps=0, mean_s=1.0, slowest_s=1.0)
-    collector = SimpleNamespace(tally=tally, clock=SimpleNamespace(seconds=dict.fromkeys(PHASES, 1.0)))
-    scalars, before = Scalars(str(tmp_path), Spent(True, False)), resource.getrlimit(resource.RLIMIT_FSIZE)
-    scalars.is_ending = True
+    monkeypatch.setattr("mpi_rollout.collect.scalars.LEAST_S", 0.0)  # Each look is a point.
+    monkeypatch.setattr("mpi_rollout.collect.scalars.PART", float("inf"))
+    state = RunState(None, writer=MagicMock(ended=np.array([1.0, 2.0, 3.0])))
+    scalars, before = Scalars(str(tmp_path), Spent(True, False), state), resource.getrlimit(resource.RLIMIT_FSIZE)
+    spent = Spending(1.0, 1.0, dict.fromkeys(PHASES, 1.0))
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
-        for _ in range(30):
-            tally.env_steps += 10
-            scalars.note(collector, 0.5, 0, np.array([1.0, 2.0, 3.0]))
+        for number in range(1, 31):
+            scalars.on_look(Progress(number, 10 * number, interval_s=0.5 * (number > 1), spent=spent))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    scalars.close()
+    scalars.on_close(Progress(30, 300, spent=spent))
     err = capfd.readouterr().err
     assert err.count("\n") == 1 and "File too large; the run goes on without these curves" in err
     points = curves(tmp_path)["throughput/env_steps_per_s"]

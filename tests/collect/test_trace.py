@@ -4,14 +4,11 @@ import gzip
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from jobs import Job, assert_same_bytes, datasets
 
-from mpi_rollout.collect.trace import Trace, TracingClock
-from mpi_rollout.config import RolloutConfig
+from mpi_rollout.collect.trace import TracingClock, events_of
 from mpi_rollout.process.clock import WORDS
 
 pytestmark = pytest.mark.any_mpi
@@ -125,10 +122,7 @@ def test_a_rank_keeps_no_more_than_it_may(monkeypatch):
 
 
 def test_times_are_microseconds_of_one_clock_and_events_do_not_touch():
-    no_worker: Any = SimpleNamespace(slices=[])
-    trace = Trace(RolloutConfig(env="CartPole-v1"), no_worker)
-    trace._offsets = [0.0, 4.0]  # What the clock of the other host lags behind.
     laps = [("send", 5.0, 5.25, 0), ("envs", 5.25, 6.0, 0)], [("envs", 1.5, 2.0, 0)]
-    events = trace._events([("one", laps[0]), ("other", laps[1])])
+    events = events_of([("one", laps[0]), ("other", laps[1])], [0.0, 4.0])  # The clock of the other host lags behind.
     times = [(event["pid"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
     assert times == [(0, 0.0, 249999.999), (0, 250000.0, 749999.999), (1, 500000.0, 499999.999)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import numpy as np
 from envs import Counting
@@ -10,8 +10,9 @@ from envs import Counting
 from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.root import Root
 from mpi_rollout.collect.run import plan_of
+from mpi_rollout.collect.run_output import RunOutput
 from mpi_rollout.collect.team import RankTeam, find_team
-from mpi_rollout.collect.trace import Trace
+from mpi_rollout.collect.watcher import Watchers
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
 from mpi_rollout.drive.actions import RankActions
@@ -43,8 +44,8 @@ def driver_of(
 def collector_of(driver: Driver, num_rows: int, length: int = 1) -> Collector:
     """What takes steps at random, in fragments of this length, into blocks of so many rows that nobody stores."""
     options = CollectorOptions(3, lengths=FragmentLengths(length, seconds=None), look_every_s=100.0)
-    unheard = Mock(on_look=lambda collector: None)
-    return Collector(driver, RankActions(driver), Discard([driver.block(num_rows) for _ in range(3)]), options, unheard)
+    blocks = [driver.block(num_rows) for _ in range(3)]
+    return Collector(driver, RankActions(driver), Discard(blocks), options, Watchers([]))
 
 
 def send(driver: Driver, lanes: list[Lane], actions: np.ndarray) -> None:
@@ -75,7 +76,8 @@ def root_of(out: Path, policy: Policy | None = None, **options: object) -> Root:
     envs = worker.exchanges.division.whole.envs_of(0)
     limit = Limit(plan.make, config.seed, worker.exchanges.control.wait_for_all, envs, facts.action_space)
     worker.methods |= {"limit": limit, "seed_again": lambda step: None}
-    return Root(single_team(config), source, output, worker, facts, ["here"], Trace(config, worker))
+    team = single_team(config)
+    return Root(team, source, RunOutput(team, output, facts, ["here"], source.sha256), worker, facts)
 
 
 def single_team(config: RolloutConfig) -> RankTeam:
