@@ -34,6 +34,7 @@ from mpi_rollout.drive.blocks import Discard
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import prepare_lengths
 from mpi_rollout.drive.recall import Recall
+from mpi_rollout.envs.bare import Limit
 from mpi_rollout.envs.repeating import ADVICE, not_repeated
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import ActionError, DataError, Interrupted, PolicyError, RolloutError, as_flag
@@ -330,7 +331,7 @@ class Root:
         return (tally.env_steps - env_steps) / (clock.now - start)
 
     def _measure_limit(self) -> float:
-        rate = sum(self._driver.call_ranks("limit", self._config.limit_s))
+        rate = sum(self._driver.call_ranks(self._driver.service(Limit).measure, self._config.limit_s))
         self._driver.clock.lap("other")
         self._monitor.pause()
         return rate

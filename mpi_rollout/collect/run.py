@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mpi_rollout.collect.root import Root
 from mpi_rollout.collect.scalars import check_log_dir
+from mpi_rollout.collect.services import services_of_run
 from mpi_rollout.collect.team import RankTeam, find_team
 from mpi_rollout.collect.trace import Trace, check_trace
 from mpi_rollout.config import RolloutConfig, versions
@@ -20,7 +21,6 @@ from mpi_rollout.core.layout import Contents
 from mpi_rollout.core.partition import EnvRanks
 from mpi_rollout.core.policy_kinds import FORMATS, MADE, kind_of_name
 from mpi_rollout.core.seeding import seed_global_generators
-from mpi_rollout.envs.bare import Limit
 from mpi_rollout.envs.env_maker import make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, RolloutError, SignalInterrupt, StorageError, UsageError
@@ -109,17 +109,14 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
     )
     world.take_names_off_shared_memory(comm)
     config = team.config
-    envs = rank_envs.plan.division.whole.envs_of(team.comm.rank)
-    seed_again = partial(seed_global_generators, config.seed, comm.rank, first_env=config.first_env)
-    worker, facts = assemble(team.comm, rank_envs)
-    limit = Limit(rank_envs.plan.make, config.seed, worker.exchanges.control, envs, facts.action_space)
-    worker.methods |= {"limit": limit, "seed_again": seed_again}
-    trace = Trace(config, worker)
+    parts = assemble(team.comm, rank_envs)
+    trace = Trace(config, parts)
+    services = services_of_run(config, parts, comm.rank, trace)
+    worker = parts.worker(services, trace.clock, aborts_if_unheard=True)
     worker.stop_on_signals(asked)
-    worker.aborts_if_unheard = True
     root = None
     if source is not None and output is not None:
-        root = Root(team, source, output, worker, facts, ranks.hosts_of(hosts), trace)
+        root = Root(team, source, output, worker, parts.facts, ranks.hosts_of(hosts), trace)
     code = worker.serve()[1] if root is None else root.drive()
     worker.exchanges.free()
     team.free(ranks.comm)

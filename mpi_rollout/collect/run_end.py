@@ -12,6 +12,7 @@ from mpi_rollout.collect.collector import Collector
 from mpi_rollout.collect.leaders import Leaders, Outcome
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RankReport, RunState
 from mpi_rollout.collect.report import RunFigures, merged
+from mpi_rollout.collect.services import UnstoredInfos
 from mpi_rollout.collect.team import RankTeam
 from mpi_rollout.collect.trace import Trace
 from mpi_rollout.config import RolloutConfig
@@ -232,7 +233,8 @@ class RunEnd:
 
     def _other_infos(self) -> str:
         """Return the names of infos that came and are not stored."""
-        names = sorted({printable(name) for own in self.driver.call_ranks("other_infos") for name in own})
+        names_of_ranks = self.driver.call_ranks(self.driver.service(UnstoredInfos).names)
+        names = sorted({printable(name) for own in names_of_ranks for name in own})
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         return shortened(", ".join(names[:MOST_NAMES])) + more
 

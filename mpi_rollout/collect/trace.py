@@ -16,7 +16,7 @@ from mpi_rollout.errors import Option, RankLost, UsageError
 from mpi_rollout.process.clock import WORDS, Clock
 from mpi_rollout.process.console import say
 from mpi_rollout.process.paths import located
-from mpi_rollout.ranks.worker import Worker
+from mpi_rollout.ranks.set_up import RankParts
 from mpi_rollout.storage.ownership import check_place
 from mpi_rollout.storage.status import status_path
 from mpi_rollout.text import system_words
@@ -52,33 +52,52 @@ class TracingClock(Clock):
                 self.laps.append((phase, start, self.now, step))
         return elapsed_s
 
+
+class TraceLaps:
+    """What a rank's clock keeps, as a `Service`."""
+
+    name = "trace"
+
+    def __init__(self, clock: TracingClock):
+        self._clock = clock
+
+    def begin(self) -> float:
+        """Keep laps from now on; return the time."""
+        return self._clock.begin()
+
     def take(self) -> tuple[str, list[Lap]]:
         """Return this host and what was kept."""
-        return os.uname().nodename, self.laps
+        return os.uname().nodename, self._clock.laps
 
 
 class Trace:
-    """The trace of a run, on every rank; the root begins and writes it.  Without `--trace` it does nothing."""
+    """The trace of a run, on every rank; the root begins and writes it.  Without `--trace` it does nothing.
 
-    def __init__(self, config: RolloutConfig, worker: Worker):
-        self._path, self._offsets, self._has_envs = config.trace, [0.0], bool(worker.slices)
+    The rank's worker has `clock` and `services`, if there are any.
+    """
+
+    def __init__(self, config: RolloutConfig, parts: RankParts):
+        self._path, self._offsets, self._has_envs = config.trace, [0.0], bool(parts.slices)
+        self.clock: TracingClock | None = None
+        self.services: tuple[TraceLaps, ...] = ()
         if self._path is not None:
             ranks, steps = config.traced
-            self._clock = worker.clock = TracingClock(
-                steps if worker.rank in ranks else range(0), lambda: max(one.num_steps for one in worker.slices)
+            self.clock = TracingClock(
+                steps if parts.rank in ranks else range(0), lambda: max(one.num_steps for one in parts.slices)
             )
-            worker.methods |= {"begin_trace": self._clock.begin, "take_trace": self._clock.take}
+            self.services = (TraceLaps(self.clock),)
 
     def begin(self, driver: Driver, num_steps: Callable[[], int]) -> None:
         """Compare the clocks and begin; `num_steps` is of the run."""
         if self._path is None:
             return
-        if not self._has_envs:
-            self._clock.num_steps = num_steps
+        laps = driver.service(TraceLaps)
+        if not self._has_envs and self.clock is not None:
+            self.clock.num_steps = num_steps
         best_s = float("inf")
         for _ in range(NUM_CALLS):
             start = perf_counter()
-            times = driver.call_ranks("begin_trace")
+            times = driver.call_ranks(laps.begin)
             elapsed_s = perf_counter() - start
             if elapsed_s < best_s:
                 best_s, self._offsets = elapsed_s, [start + elapsed_s / 2 - rank_s for rank_s in times]
@@ -88,7 +107,7 @@ class Trace:
         if self._path is None:
             return
         try:
-            text = json.dumps(self._events(driver.call_ranks("take_trace"))).encode()
+            text = json.dumps(self._events(driver.call_ranks(driver.service(TraceLaps).take))).encode()
             with (gzip.open if self._path.endswith(".gz") else open)(located(self._path), "wb") as file:
                 file.write(text)
         except (OSError, RankLost) as error:

@@ -154,13 +154,15 @@ def has_reset_rows(envs: Any) -> bool:
 
 
 class Limit:
-    """Measures this rank's part of the limit; makes its envs when first asked."""
+    """Measures this rank's part of the limit, as a `Service`; makes its envs when first asked."""
+
+    name = "limit"
 
     def __init__(self, make: EnvMaker, seed: int, comm: "MPI.Intracomm", envs: range, action_space: spaces.Space):
         self._make_env, self._seed, self._comm, self._envs, self._action_space = make, seed, comm, envs, action_space
         self._measure: Callable[[float], float] | None = None
 
-    def __call__(self, seconds: float) -> float:
+    def measure(self, seconds: float) -> float:
         """Measure env steps per second of bare loops that run on all ranks at the same time.
 
         **Collective.**  A rank without envs sleeps as long: its wait for the others' results would take a core from

@@ -155,7 +155,8 @@ class Run:
         self.faults: list[tuple[int, int, str]] = []
         self.answers: list[object] = []
         exchanges = SimpleNamespace(num_stepping=num_stepping, division=Division(6, 3))
-        driver = SimpleNamespace(exchanges=exchanges, call_ranks=self.call_ranks)
+        worker = SimpleNamespace(control=SimpleNamespace(report="report"))
+        driver = SimpleNamespace(exchanges=exchanges, worker=worker, call_ranks=self.call_ranks)
         collector = SimpleNamespace(num_steps=1000, lose=lambda rank: range(2 * rank, 2 * rank + 2))
         file = SimpleNamespace(add_fault=lambda *fault: self.faults.append(fault))
         self.state = SimpleNamespace(collector=collector, file=file)
