@@ -42,8 +42,8 @@ class Service(Protocol):
     passes through: after it, some ranks may not have been called.
 
     **Signals.**  A first signal does not interrupt a method; what it asks for happens after the call.  So a method is
-    short, or looks at the time.  A second signal may raise SignalInterrupt in it, which ends the job: a method lets
-    pass what is no Exception.
+    short, or looks at the time.  A second signal may raise SignalInterrupt in it, which ends the job; in a call of a
+    trainer's envs it ends that call alone.  A method lets pass what is no Exception.
 
     **What it costs.**  A call is two messages and takes pickling: it is for now and then, and not for each step.
     """
