@@ -98,6 +98,10 @@ class NotContinuedError(DataError):
     """What an earlier start of the run has written is damaged; the message has the way out."""
 
 
+class ForeignFileError(DataError):
+    """A file has no run that this program reads: it is missing, empty, of another program or another version."""
+
+
 class NewerFormatError(DataError):
     """A file is in a format of HDF5 that this HDF5 does not know."""
 

@@ -97,13 +97,17 @@ class MPIVecEnv(OfOneJob, VecEnv):
         self.reset_infos: Infos = self._by_row(infos or [{} for _ in range(self._envs.num_envs)])
         self._reset_seeds()
         self._reset_options()
-        return observations if self._rows is None else self._rows.observations(observations)
+        return observations if self._rows is None else self._rows.reset(observations, self._envs.alive)
 
     def _by_row(self, infos: Infos) -> Infos:
-        """Return the info of each row: those of each agent, or of the envs themselves."""
+        """Return the info of each row: that of its agent with what its env says besides, or those of the envs."""
         if self._rows is None:
             return infos
-        return [dict(info.get(agent, ())) for info in infos for agent in self._envs.agents]
+        agents, rows = self._envs.agents, []
+        for info in infos:
+            of_env = {name: value for name, value in info.items() if name not in agents}
+            rows += [{**of_env, **info.get(agent, {})} for agent in agents]
+        return rows
 
     def step_async(self, actions: Tree) -> None:
         """Send actions of shape (num_envs, ...), or a tree of such arrays, to the ranks."""
@@ -137,7 +141,7 @@ class MPIVecEnv(OfOneJob, VecEnv):
     def _step_of_rows(self, outcome: Step, infos: Infos) -> tuple[Tree, np.ndarray, np.ndarray, Infos]:
         assert self._rows is not None
         ended = [env for env, info in enumerate(infos) if FINAL_OBS in info]
-        step = self._rows.step(outcome, self._take_finals(infos, ended))
+        step = self._rows.step(outcome, self._take_finals(infos, ended), self._envs.alive)
         of_rows = self._by_row(infos)
         for info, value in zip(of_rows, step.is_cut.tolist(), strict=True):
             info["TimeLimit.truncated"] = value

@@ -6,13 +6,20 @@ import shlex
 import traceback
 from collections.abc import Sequence
 
-MOST_SAID = 10_000  # Characters of what user code says; a launcher takes minutes for megabytes.
+# Characters of what user code says: a screen, of 25 lines of 80.  Nobody reads more, and a launcher takes minutes for
+# megabytes.
+MOST_SAID = 2_000
 MOST_OF_STACK = 100_000
 
 
 def counted(number: float, noun: str) -> str:
     """Return a number of things, such as "1 rank" or "2,000 ranks"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def in_seconds(seconds: float) -> str:
+    """Return a time, such as "0.05 s", "66.7 s" or "3600 s"."""
+    return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
 
 
 def aligned(rows: Sequence[Sequence[str]], num_left: int = 0) -> list[str]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -223,13 +224,13 @@ def test_rows_are_what_the_agents_give_when_they_are_stepped_by_hand(of_agents: 
     firsts = [env.reset(seed=3 + 2 * index) for index, env in enumerate(envs)]  # A seed for each row.
     names = agents_envs.NAMES[:2]
     assert np.array_equal(seen, [first[name] for first, _ in firsts for name in names])
-    assert reset_infos == [infos.get(name, {}) for _, infos in firsts for name in names]
+    assert reset_infos == [{"step": 0, **infos.get(name, {})} for _, infos in firsts for name in names]
     num_ends = 0
     for actions, (seen, rewards, dones, infos) in steps:
         for index, env in enumerate(envs):
             acting = list(env.agents)
             own = {name: actions[2 * index + names.index(name)] for name in acting}
-            observations, given_rewards, terminations, truncations, _ = env.step(own)
+            observations, given_rewards, terminations, truncations, given_infos = env.step(own)
             is_over = not env.agents
             after = env.reset()[0] if is_over else observations
             for place, name in enumerate(names, 2 * index):
@@ -239,6 +240,7 @@ def test_rows_are_what_the_agents_give_when_they_are_stepped_by_hand(of_agents: 
                 expected = after[name] if is_over or (name in acting and not has_left) else np.zeros(3)
                 assert np.array_equal(seen[place], expected)
                 assert infos[place]["TimeLimit.truncated"] == truncations.get(name, False)
+                assert infos[place]["step"] == given_infos["step"]
                 if dones[place]:
                     final = observations.get(name, np.zeros(3))
                     assert np.array_equal(infos[place]["terminal_observation"], final)
@@ -246,6 +248,44 @@ def test_rows_are_what_the_agents_give_when_they_are_stepped_by_hand(of_agents: 
     assert num_ends > 20
 
 
+def test_a_row_is_done_where_its_agent_pauses_or_comes_back(of_agents: Any):
+    """Each run of steps in which an agent acts is an episode of its row; what lies between them is another one."""
+    import agents_envs
+
+    (seen, _), *steps = of_agents[1]
+    envs, nothing, names = [agents_envs.Steady() for _ in range(3)], np.zeros(2), agents_envs.NAMES
+    firsts = [env.reset(seed=3 + 3 * index)[0] for index, env in enumerate(envs)]
+    acts = {(env, name): name in env.agents for env in envs for name in names}
+    shown = [
+        first[name] if acts[env, name] else nothing for env, first in zip(envs, firsts, strict=True) for name in names
+    ]
+    assert np.array_equal(seen, shown)
+    counts: Counter[str] = Counter()
+    for actions, (seen, rewards, dones, infos) in steps:
+        for index, env in enumerate(envs):
+            own = {name: actions[3 * index + names.index(name)] for name in env.agents}
+            observations, given, terminations, truncations, _ = env.step(own)
+            has_ended = {name for ends in (terminations, truncations) for name in ends if ends[name]}
+            is_over = {*env.agents} <= has_ended
+            after = env.reset()[0] if is_over else observations
+            for place, name in enumerate(names, 3 * index):
+                acted, will_act = acts[env, name], name in env.agents
+                acts[env, name] = will_act
+                ends, is_cut = terminations.get(name, False), truncations.get(name, False)
+                pauses = acted and not (will_act or ends or is_cut or is_over)
+                comes = will_act and not (acted or is_over)
+                assert dones[place] == (ends or is_cut or is_over or pauses or comes)
+                assert infos[place]["TimeLimit.truncated"] == ((is_cut and not ends) or pauses)
+                assert rewards[place] == np.float32(given.get(name, 0.0))
+                assert np.array_equal(seen[place], after[name] if will_act else nothing)
+                if dones[place]:
+                    assert np.array_equal(
+                        infos[place]["terminal_observation"], observations[name] if acted else nothing
+                    )
+                counts.update(pauses=pauses, comes=comes, ends_and_stays=will_act and (ends or is_cut) and not is_over)
+    assert min(counts.values()) > 5, counts
+
+
 def test_ppo_learns_with_agents_as_rows(of_agents: Any):
-    before, after = of_agents[1]
+    before, after = of_agents[2]
     assert before < 0.6 < 0.9 < after

@@ -102,7 +102,7 @@ def _head(summary: Summary) -> list[str]:
         rate += f", {throughput['env_steps_per_s']:,.0f} per s"
         ratios = throughput["ratio_to_limit"]
         of_limit = f", {statistics.median(ratios):.3f} of the limit" if ratios else ""
-        of_start = " (in the last start of the run, without its earlier ones)" * summary["was_continued"]
+        of_start = f" (of one start alone; the run had {summary['starts']})" * (summary["starts"] > 1)
         lines.append(f"throughput    {rate}{of_limit}{of_start}")
     if shards := summary.get("shards"):
         envs, steps = ([shard[name] for shard in shards] for name in ("num_envs", "num_steps"))

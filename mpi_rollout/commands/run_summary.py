@@ -6,13 +6,12 @@ All of it runs in a child process, see `storage.sandbox`.
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
 from mpi_rollout.process.clock import PHASES
 from mpi_rollout.storage.checked_file import CheckedFile, checked
-from mpi_rollout.storage.schema import INTERVAL, LIMIT, RETURN_OF, agents_in, is_manifest, is_recording
+from mpi_rollout.storage.schema import LIMIT, RETURN_OF, agents_in, is_manifest, is_recording
 from mpi_rollout.storage.set_end import wrong_values_of
 from mpi_rollout.storage.shard_files import shard_path, size_of
 from mpi_rollout.storage.stored_run import Part, StoredRun
@@ -51,7 +50,8 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             "started": text(attributes, "started"),
             "finished": finished,
             "advice": text(attributes, "advice").strip() if "advice" in attributes else "",
-            "throughput": _throughput(checks),  # Of the last start of the run.
+            "starts": _starts(checks, shards),
+            "throughput": _throughput(checks),  # Of the last start that came to its end.
             "ranks": ranks,
             "faults": [
                 {"env_index": int(env), "step": int(step), "message": message.decode(errors="replace")}
@@ -62,16 +62,14 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             facts["shards"] = [_shard(shards, part) for part in shards.parts]
         if checks.has_trajectories:
             facts |= _trajectories(checks, shards)
-        facts["was_continued"] = _was_continued(checks, facts)
         return facts
 
 
-def _was_continued(checks: CheckedFile, facts: dict[str, Any]) -> bool:
-    """Tell whether the run had several starts: each counts its own time and env steps from zero."""
-    intervals = checks.table("throughput/intervals", INTERVAL)
-    begins_anew = bool((np.diff(intervals["time"]) < 0).any() or (np.diff(intervals["env_steps"]) < 0).any())
-    is_whole_run = facts["complete"] and not facts["limits"] and not facts["faults"]  # All of its steps are counted.
-    return begins_anew or (is_whole_run and facts.get("num_transitions", 0) > facts["throughput"]["env_steps"])
+def _starts(checks: CheckedFile, shards: StoredRun | None) -> int:
+    """Return how many starts have written the run; the manifest of a set is told when the set is complete."""
+    if shards is None or shards.is_complete:
+        return checks.starts
+    return max(part.file.starts for part in shards.parts)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ RESTARTED = 2  # Envs have failed and were restarted; the infos say which ones.
 LOST = 3  # The rank of this slot is gone.
 SHORT = 4  # The rank gets too little processor time, and all else is well.
 UNDONE = 5  # The fragment was cut short, by a signal or to serve other ranks: the rank has not taken this step.
+NOTED = 6  # The rank has noted something about its envs, which the root may ask for; all else is well.
 
 
 @dataclass(frozen=True)

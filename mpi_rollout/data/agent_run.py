@@ -48,12 +48,16 @@ class AgentRun(StoredRun):
         self.attributes = {**self.attributes, "spaces": json.dumps(spaces)}
 
     def _take_names(self, leaves: dict[str, Leaf]) -> None:
-        """Take the columns of the agent, and what is the env's own besides."""
+        """Take the columns of the agent, and what is the env's own besides; the agent's stand before others."""
+        agents, of_agent = agents_in(self.attributes), dict[str, str]()
         for name in leaves:
             group, _, rest = name.partition("/")
             who, _, inner = rest.partition("/")
-            if group == "extras" or (who == self._agent and group != "alive"):
-                self._stored_names[name if group == "extras" else f"{group}/{inner}".rstrip("/")] = name
+            if group == "extras" or (group == "infos" and who not in agents):
+                self._stored_names[name] = name
+            elif who == self._agent and group != "alive":
+                of_agent[f"{group}/{inner}".rstrip("/")] = name
+        self._stored_names |= of_agent
         self.leaves = {own: leaves[name] for own, name in self._stored_names.items()}
         self.chunks = {own: self.chunks[name] for own, name in self._stored_names.items()}
 

@@ -51,6 +51,7 @@ class Driver:
             worker.is_wanted = exchanges.has_arrivals
         self._num_passed = 0  # Slots of others that have come while the root's own slice waits to be stepped.
         self._signal_of_others = 0
+        self.has_notices = False  # Ranks have news for the user, which nobody has asked them for.
         self.has_fault = False  # An env has failed: its slice waits for `begin_anew`.  Or infos could not be read.
 
     @property
@@ -165,6 +166,7 @@ class Driver:
         signal, restarts = lane.read_marks()
         self._signal_of_others = signal or self._signal_of_others
         self.restarts += restarts
+        self.has_notices |= lane.has_notices()
 
     def check_room(self, option: str, num_rows: int) -> None:
         """Raise UsageError, which names an option, where so many steps of all ranks are too many for one fragment."""
@@ -199,6 +201,7 @@ class Driver:
             lane = next(iter(self.under_way))
             if is_void:
                 lane.exchange.await_slots()
+                self.has_notices |= lane.has_notices()
             else:
                 self._take_part(lane)
                 lane.num_rows = lane.exchange.order.num_rows
@@ -256,7 +259,11 @@ class Driver:
         return values
 
     def say_notices(self, spell: Callable[[Option], str]) -> None:
-        """Tell the user what the ranks have to say about their envs."""
+        """Tell the user what the ranks have to say about their envs.
+
+        Call it when the infos of the last slots have been taken: ranks wait for that with the next order.
+        """
+        self.has_notices = False
         NOTICES.hear(self.call_ranks(self.worker.control.notices), spell)
 
     def _error_of(self, faults: Sequence[Fault | None]) -> RankError:

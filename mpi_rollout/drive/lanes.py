@@ -4,17 +4,26 @@ The loops of a trainer and of a run are the same for one lane over all ranks, fo
 lane a rank, where the rank that is ready first is served first.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import FAULT, RESTARTED, SHORT, UNDONE
+from mpi_rollout.core.layout import FAULT, NOTED, RESTARTED, SHORT, UNDONE
 from mpi_rollout.core.spaces import Tree, tree_of
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.exchange.exchange import Exchange
-from mpi_rollout.exchange.infos import FINAL_OBS, RankInfos, add_columns, divide, infos_of_each, merge_infos
+from mpi_rollout.exchange.infos import (
+    ENV_ERROR,
+    FINAL_INFO,
+    FINAL_OBS,
+    RankInfos,
+    add_columns,
+    divide,
+    infos_of_each,
+    merge_infos,
+)
 
 EVERYTHING = slice(None)
 
@@ -36,6 +45,10 @@ class Lane:
         """Return the marks of the last slots' rows, of shape (num_ranks, num_steps)."""
         exchange, num_rows = self.exchange, self.exchange.order.num_rows
         return exchange.marks if num_rows == exchange.room else exchange.marks[:, :num_rows]
+
+    def has_notices(self) -> bool:
+        """Tell whether a rank has marked the last slots with news for the user."""
+        return bool((self.marks == NOTED).any())
 
     def read_marks(self) -> "tuple[int, list[LaneRestart]]":
         """Act on the marks of the last slots; return the signal that asks the run to stop, or 0, and restarts."""
@@ -84,12 +97,23 @@ class StepInfos:
     def __init__(self, num_envs: int):
         self.num_envs, self.parts, self.columns = num_envs, list[tuple[slice, RankInfos]](), Info()
 
-    def merged(self, names: Collection[str] | None = None) -> Info:
-        """Return one dict of all envs, as Gymnasium has it; of untyped infos only `names`, if these are given.
+    def merged(self) -> Info:
+        """Return one dict of all envs, as Gymnasium has it.
 
         DataError if what envs say does not fit into one dict.
         """
-        return merge_infos(self.num_envs, self.parts, names) | self.columns
+        return merge_infos(self.num_envs, self.parts) | self.columns
+
+    def failures(self) -> dict[int, str]:
+        """Return why single envs were restarted, by row; where that ended an episode, its last info says it."""
+        return {
+            rows.start + row: str(told[ENV_ERROR])
+            for rows, infos in self.parts
+            if not isinstance(infos, dict)  # Natively vectorized envs are not restarted.
+            for row, info in infos
+            for told in (info, info.get(FINAL_INFO))
+            if isinstance(told, dict) and ENV_ERROR in told
+        }
 
     def of_each(self) -> list[Info]:
         """Return the dict of each env."""

@@ -5,6 +5,9 @@ has an observation of zeros, or of the bounds that are nearest to zero, and its 
 step it has the observation that the env gives.  The env's reward is the sum of its agents' rewards, in the order of
 `possible_agents`.  An episode ends when no agent is left, or all that are left have ended: it is terminated if all
 these have terminated, else truncated.
+
+As PettingZoo's API allows it, an env may give infos and observations by other names than its agents'.  Such infos are
+those of the env as a whole.  Such observations are left out, with a notice.
 """
 
 import sys
@@ -22,10 +25,12 @@ from mpi_rollout.core.spaces import AgentsSpace, Space, Tree, agents_of, nearest
 from mpi_rollout.envs.faults import Begun, Outcome, begun
 from mpi_rollout.envs.inputs import Info, OptionsOfOne
 from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.process.notices import NOTICES
 from mpi_rollout.text import words_of
 
 DICTS = (dict, Mapping)  # The first one is found at once.
 NOBODY = object()  # A key that no dict has.
+OF_TRAINERS = frozenset(("alive", "ended"))  # Infos that `connect` adds to those of the env.
 
 
 class Present:
@@ -79,7 +84,7 @@ class AgentsEnv(gymnasium.Env):
     is_part = False
 
     def __init__(self, parallel_env: Any, name: str):
-        self.parallel_env = parallel_env
+        self.parallel_env, self._name = parallel_env, name
         self.metadata = getattr(parallel_env, "metadata", None) or {}
         self.render_mode = getattr(parallel_env, "render_mode", None)
         self.agent_names = agents = _names_of(parallel_env, name)
@@ -144,9 +149,8 @@ class AgentsEnv(gymnasium.Env):
             ends = [*map(bool, (*terminated, *truncated))]
         except (TypeError, ValueError) as error:
             raise self._misfit(own, (*terminated, *truncated), error) from error
-        # PettingZoo's rule is to take them out of `agents`; not all envs do.
-        if any(ends) and alive.names <= self._ended(ends):
-            alive = self._nobody
+        if any(ends):
+            alive = self._left_by(alive, self._ended(ends))
         given = self._of_all(observations, acting, alive), total, False, False, self._said(infos)
         self._alive, self.outcome = alive, [*own, *ends, *alive.flags]
         if alive.listed:
@@ -174,6 +178,22 @@ class AgentsEnv(gymnasium.Env):
             return self._nobody
         return self._all if alive == self._all.names else Present(self._absent, alive)
 
+    def _left_by(self, alive: "Present", ended: set[str]) -> "Present":
+        """Return which agents are alive where some have ended: nobody, if those in `agents` all have.
+
+        PettingZoo's rule is to take them out of `agents`; not all envs do.
+        """
+        if alive.names <= ended:
+            return self._nobody
+        num_agents = len(self.agent_names)
+        if again := alive.names & ended & self._ended(self.outcome[num_agents : 3 * num_agents]):
+            NOTICES.note(
+                self._name,
+                f"its agent {min(again)!r} has ended in two neighbouring steps and is still in `agents`, so each of "
+                "these steps is an episode of its own; take out of `agents` who has ended and does not begin anew",
+            )
+        return alive
+
     def _results_of(self, results: Sequence[Any], acting: "Present") -> Iterable[Sequence[Any]]:
         """Return rewards, terminations and truncations of all agents, in their order; DataError for wrong names."""
         rewards, terminations, truncations = results
@@ -192,7 +212,7 @@ class AgentsEnv(gymnasium.Env):
             raise DataError(f"its agent {min(missing)!r} acted and has no reward")
         return [[given.get(agent, 0) for agent in acting.keys] for given in results]
 
-    def _ended(self, ends: Sequence[bool]) -> set[str]:
+    def _ended(self, ends: Sequence[float]) -> set[str]:
         """Return the agents that some flags, of all agents or twice of all, are true of."""
         return {agent for agent, has_ended in zip(cycle(self.agent_names), ends, strict=False) if has_ended}
 
@@ -209,26 +229,47 @@ class AgentsEnv(gymnasium.Env):
                 return {**self._absent, **observations, **shown.others}
         except (AttributeError, TypeError, LookupError):
             pass  # What is wrong is found below.
-        self._check_names("observations", observations)
-        raise DataError(f"its agent {min(alive.names - observations.keys())!r} is in `agents` and has no observation")
+        self._check_dict("observations", observations)
+        strangers = [name for name in observations if name not in self._all.names]
+        if missing := alive.names - observations.keys():
+            if strangers:
+                raise self._stranger("its observations have", strangers[0])
+            raise DataError(f"its agent {min(missing)!r} is in `agents` and has no observation")
+        NOTICES.note(self._name, f"its observations have {strangers[0]!r:.80}, which is no agent; it is left out")
+        own = {agent: seen for agent, seen in observations.items() if agent in self._all.names}
+        return self._of_all(own, acting, alive)
 
     def _said(self, infos: Any) -> Info:
-        """Return the agents' infos by agent, of those that say something; DataError for wrong names."""
+        """Return the infos of the agents that say something, and those of the env as a whole, which have other names.
+
+        DataError if those of an agent are no dict, or the trainer would get others in their place.
+        """
+        agents = self._all.names
         try:
-            if not any(infos.values()):
+            if not any(infos.values()) and infos.keys() <= agents:
                 return {}
         except (AttributeError, TypeError, ValueError):
             pass  # What is wrong is found below.
-        self._check_names("infos", infos)
-        for agent, info in infos.items():
-            if not (info is None or isinstance(info, DICTS)):
-                raise DataError(f"the info of its agent {agent!r} should be a dict, got {info!r:.80}")
-        return {agent: info for agent, info in infos.items() if info}
+        self._check_dict("infos", infos)
+        if taken := OF_TRAINERS.intersection(infos) - agents:
+            name = min(taken)
+            raise DataError(
+                f"its infos have {name!r}, which connect says of agents itself; give that info another name"
+            )
+        for agent in agents.intersection(infos):
+            if not (infos[agent] is None or isinstance(infos[agent], DICTS)):
+                raise DataError(f"the info of its agent {agent!r} should be a dict, got {infos[agent]!r:.80}")
+        return {name: info for name, info in infos.items() if name not in agents or info}
+
+    def _check_dict(self, what: str, given: object) -> None:
+        """Raise DataError if something is no dict."""
+        if not isinstance(given, DICTS):
+            raise DataError(f"its {what} should be a dict by agent, got {given!r:.80}")
 
     def _check_names(self, what: str, given: object) -> None:
         """Raise DataError if something is no dict, or has names that are no agents'."""
-        if not isinstance(given, DICTS):
-            raise DataError(f"its {what} should be a dict by agent, got {given!r:.80}")
+        self._check_dict(what, given)
+        assert isinstance(given, DICTS)
         if not given.keys() <= self._all.names:
             raise self._stranger(f"its {what} have", next(name for name in given if name not in self._all.names))
 

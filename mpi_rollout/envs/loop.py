@@ -264,7 +264,7 @@ class LoopVectorEnv(SingleEnvs):
         while True:
             self._time.begin(index)
             try:
-                with self._calling(index):
+                with self._calling(index, "reset"):
                     observation, info = faults.begun(reset())
                 for what in self._checks.in_parts([observation]).values():
                     raise WrongValue(what)

@@ -31,7 +31,8 @@ from mpi_rollout.process.host import make_with_room
 from mpi_rollout.text import counted
 
 MAKE_PATIENCE = 10.0  # Simulators may take long to start: so many times the limit of a step.
-# An env's place, a value that is another for each call, and how many times the usual limit the call may take.
+# An env's place; the name of the call, in a value that is another for each one; how many times the usual limit it may
+# take.
 Called = tuple[int, tuple[str, int, int], float]
 Ahead = tuple[int, Begun | None, BaseException | None]  # A seed, and what a reset with it has returned or raised.
 Restart = tuple[int, str, str]  # An env's index, how it failed, and how often it did.
@@ -207,7 +208,7 @@ class SingleEnvs(CalledByName):
         single = self._singles[index]
         self._close(index)  # What is wrong with it is known.
         try:
-            with self._calling(index, patience=MAKE_PATIENCE):
+            with self._calling(index, "made again", MAKE_PATIENCE):
                 env = self._env_fns[index]()
             self._check_spaces(index, env)
         except SignalInterrupt:
@@ -223,10 +224,10 @@ class SingleEnvs(CalledByName):
         self._time.replace(index, single.limit)
 
     @contextmanager
-    def _calling(self, index: int, patience: float = 1.0) -> Iterator[None]:
-        """Note which env is at work, for threads that ask, and how many times the usual limit it may take."""
+    def _calling(self, index: int, name: str, patience: float = 1.0) -> Iterator[None]:
+        """Note which call of which env is under way, for threads that ask, and how many usual limits it may take."""
         self._num_calls += 1
-        self._called = index, ("call", self._num_calls, 0), patience
+        self._called = index, (name, self._num_calls, 0), patience
         try:
             yield
         finally:
@@ -245,9 +246,14 @@ class SingleEnvs(CalledByName):
         number = self._time.elapsed(place)
         return f"env {self._first_env_index + place}, {f'step {number - 1} of its episode' if number else 'reset'}"
 
-    def describe_work(self, place: int) -> str:
-        """Return which env stands at a place, and where it is: its step, and its episode where it is known."""
+    def describe_work(self, place: int, call: str) -> str:
+        """Return which env stands at a place, and where it is: its step, and its episode where it is known.
+
+        `call` is the name of the call that is under way, see `at_work`.
+        """
         single = self._singles[place]
+        if call not in ("step", "reset"):
+            return f"env {single.env_index}, {call}"
         episode = "" if single.seed is None else f" (episode {single.num_episodes - 1}, seed {single.seed})"
         return f"{self._describe(place)}{episode}"
 
@@ -291,7 +297,7 @@ class SingleEnvs(CalledByName):
     def _close(self, index: int) -> list[BaseException]:
         """Close one env; return what it raised, if it did."""
         try:
-            with self._calling(index):
+            with self._calling(index, "close"):
                 self._singles[index].env.close()
         except SignalInterrupt:
             raise

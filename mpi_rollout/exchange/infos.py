@@ -10,7 +10,7 @@ columns   a mapping of names to dtypes: these infos travel in the slots, typed, 
           for envs with empty infos, such as CartPole-v1.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -27,6 +27,7 @@ Infos = str | Mapping[str, object]  # The trainer's choice.
 TRAINERS_WAY_OUT = 'ask for what the envs say, or connect(..., infos="all")'
 FINAL_OBS = "final_obs"  # Gymnasium gives the objects of this name as they are, dicts too.
 FINAL_INFO = "final_info"
+ENV_ERROR = "env_error"  # Why an env was restarted.
 
 
 def info_leaves(infos: Infos, has_final_infos: bool = False) -> tuple[Leaf, ...]:
@@ -199,8 +200,8 @@ def add_columns(infos: InfoDict, leaf: Leaf, values: np.ndarray, mask: np.ndarra
     infos[last], infos[f"_{last}"] = values, mask
 
 
-def merge_infos(num_envs: int, parts: Parts, names: Collection[str] | None = None) -> InfoDict:
-    """Make one dict of infos as Gymnasium's vector envs have it, in env order; `names`: of these infos only.
+def merge_infos(num_envs: int, parts: Parts) -> InfoDict:
+    """Make one dict of infos as Gymnasium's vector envs have it, in env order.
 
     DataError if envs give values that cannot stand in one array, or beside each other.
     """
@@ -208,25 +209,21 @@ def merge_infos(num_envs: int, parts: Parts, names: Collection[str] | None = Non
     singles: EnvInfos = []
     for rows, infos in parts:
         if isinstance(infos, dict):
-            wanted = None if names is None else {*names, *(f"_{name}" for name in names)}
             for key, value in infos.items():
-                if wanted is None or key in wanted:
-                    _add_arrays(merged, num_envs, rows, key, value)
+                _add_arrays(merged, num_envs, rows, key, value)
         else:
             singles += [(rows.start + row, info) for row, info in infos]
-    _add_singles(merged, num_envs, singles, names)
+    _add_singles(merged, num_envs, singles)
     return merged
 
 
-def _add_singles(merged: InfoDict, num_envs: int, infos: EnvInfos, names: Collection[str] | None = None) -> None:
+def _add_singles(merged: InfoDict, num_envs: int, infos: EnvInfos) -> None:
     """Do what Gymnasium's `VectorEnv._add_info` does for one env after the other, name by name."""
     columns: dict[str, tuple[list[int], list[Any]]] = {}
     for row, info in infos:
         for key, value in info.items():
             column = columns.get(key)
             if column is None:
-                if names is not None and key not in names:
-                    continue
                 columns[key] = column = ([], [])
             column[0].append(row)
             column[1].append(value)

@@ -24,7 +24,7 @@ from mpi_rollout.process.clock import MAX_TIMEOUT_S
 from mpi_rollout.process.console import STDERR, say, settle
 from mpi_rollout.process.launcher import is_guarded, release
 from mpi_rollout.process.rank_variables import variable
-from mpi_rollout.text import first_line, traceback_of
+from mpi_rollout.text import first_line, in_seconds, traceback_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 END_VARIABLE = "MPI_ROLLOUT_END_S"
 END_TIMEOUT_S = 10.0  # Programs that end at all need less; an allocation costs more.
+MOST_CROWD = 2.0  # So many times longer a process may take where cores are crowded: load has no bound, and people wait.
 SAME_S = 0.3  # Between signals of a launcher to its ranks.
 LAST_WORDS_S = 5.0  # The time for the message and MPI's end after that.
 _notes: list[Callable[[int], object]] = []  # Called with the exit code before this rank ends the job.
@@ -240,8 +241,8 @@ class EndWatch:
     def _end(self, timeout_s: float) -> NoReturn:
         code = self.code or exits.noted_code()
         say(
-            f"mpi_rollout: {self._place}: all is done, but this process has not ended in {timeout_s:.3g} s because "
-            f"of {_what_runs()}; ended it with exit code {code} ({END_VARIABLE} gives it more seconds)\n"
+            f"mpi_rollout: {self._place}: all is done, but this process has not ended in {in_seconds(timeout_s)} "
+            f"because of {_what_runs()}; ended it with exit code {code} ({END_VARIABLE} gives it more seconds)\n"
         )
         faulthandler.dump_traceback_later(LAST_WORDS_S, exit=True)
         with suppress(Exception):
@@ -262,13 +263,13 @@ def watch_end(comm: "MPI.Comm", code: int) -> EndWatch:
 
 
 def end_timeout_s(default_s: float = END_TIMEOUT_S) -> float:
-    """Return the seconds that a process may take to end: the user's, or the default, longer where cores are crowded."""
+    """Return the seconds that a process may take to end: the user's, or the default, at most doubled by other load."""
     try:
         given_s = float(os.environ.get(END_VARIABLE, ""))
     except ValueError:
         given_s = 0.0
     crowd = os.getloadavg()[0] / (os.cpu_count() or 1)
-    return min(given_s, MAX_TIMEOUT_S) if given_s > 0 else default_s * max(crowd, 1.0)
+    return min(given_s, MAX_TIMEOUT_S) if given_s > 0 else default_s * min(max(crowd, 1.0), MOST_CROWD)
 
 
 def _what_runs() -> str:

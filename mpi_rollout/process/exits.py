@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+from mpi_rollout.errors import cause_of, without_our_frames
 from mpi_rollout.process.console import say
 from mpi_rollout.process.interrupts import STOP_SIGNALS, is_main_thread
 from mpi_rollout.process.start import end_with
@@ -174,7 +175,8 @@ def end_if_forked(error: BaseException | None = None) -> None:
         )
         code = FORKED_EXIT_CODE
     elif not isinstance(error, SystemExit):
-        say(traceback_of(error))
+        who = f"mpi_rollout: {os.uname().nodename}: a forked process, which is no rank, raised and was ended"
+        say(f"{who}:\n{traceback_of(without_our_frames(cause_of(error) or error))}")
     elif not isinstance(error.code, int | None):
         say(f"{message_of(error)}\n")
     _leave(code)

@@ -1,7 +1,8 @@
 """Notices about envs: what is so in the envs of many ranks is said once, by rank 0.
 
-A rank holds its notices until rank 0 asks all ranks for theirs, when the envs have begun and when a run ends.  After
-that, rank 0 says its own at once, and so does a process that is no rank of a job.
+A rank holds its notices until rank 0 asks all ranks for theirs: when the envs have begun and when a run ends, and of a
+connection whenever a slot is marked with news.  After that, rank 0 says its own at once, and so does a process that is
+no rank of a job.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,10 +16,14 @@ Text: TypeAlias = tuple[str | Option, ...]
 
 
 class Notices:
-    """The notices of this process: of each, the text and the first envs that it is about."""
+    """The notices of this process: of each, the text and the first envs that it is about.
+
+    `has_news` tells that one is held of which no slot has been marked.
+    """
 
     def __init__(self) -> None:
         self.held: dict[Text, str] = {}
+        self.has_news = False
         self._is_holding = False
         self._said: set[Text] = set()
         self._spell: Callable[[Option], str] = as_flag
@@ -29,9 +34,12 @@ class Notices:
 
     def note(self, envs: str, *text: str | Option) -> None:
         """Note what is to be said of some envs; the same text of others is said once."""
+        is_new = text not in self.held
         self.held.setdefault(text, envs)
         if not self._is_holding:
             self._say(text, envs)
+        elif is_new:
+            self.has_news = True
 
     def hear(self, of_ranks: Iterable[Mapping[Text, str]], spell: Callable[[Option], str]) -> None:
         """Say what these ranks hold and nobody has said; rank 0 calls this."""

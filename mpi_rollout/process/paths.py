@@ -60,6 +60,24 @@ def open_regular(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # A pipe that has come there since is not waited for.
 
 
+def why_not_regular(path: str) -> str:
+    """Return why a path names nothing to read; "" for a file."""
+    if os.path.isfile(path):
+        return ""
+    if os.path.isdir(path):
+        return f"{path} is a folder; name a file in it"
+    if os.path.exists(path):
+        return f"{path} is no file but a device, pipe or socket"
+    if os.path.islink(path):
+        try:
+            os.stat(path)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return f"{path} is a symbolic link that leads back to itself; remove it, or name another file"
+        return f"{path} is a symbolic link to {os.readlink(path)}, which is not there"
+    return f"{path or repr(path)}: no such file"
+
+
 @contextmanager
 def coming_back() -> Iterator[None]:
     """Return to the folder of now after code that may change the current one."""

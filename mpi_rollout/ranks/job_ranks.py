@@ -24,7 +24,7 @@ from mpi_rollout.process.console import say
 from mpi_rollout.process.notices import NOTICES
 from mpi_rollout.ranks.agreement import agree, as_refusals
 from mpi_rollout.ranks.set_up import Plan
-from mpi_rollout.ranks.watchdog import CLOSE_LIMIT_S, Watchdog, Work
+from mpi_rollout.ranks.watchdog import CLOSE_LIMIT_S, CLOSE_NOTE_S, Watchdog, Work
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -77,7 +77,11 @@ class JobRanks:
             abort(self.job, EnvError.exit_code)
 
         limit_s = MEMBER_SHARE * end_timeout_s(CLOSE_LIMIT_S)
-        return Watchdog(lambda: Work(what, lambda: what), limit_s, lambda why: say(f"mpi_rollout: {why}\n"), give_up)
+
+        def tell(why: str) -> None:
+            say(f"mpi_rollout: {why}\n")
+
+        return Watchdog(lambda: Work(what, lambda: what), limit_s, tell, give_up, CLOSE_NOTE_S)
 
     def completed(self, plan: Plan) -> Plan:
         """Return the plan with what follows from these ranks."""

@@ -45,4 +45,4 @@ class LoopSlice(Slice):
         if work is None:
             return None
         (place, call, patience), step = work, self.num_steps
-        return Work((id(self), call), lambda: f"step {step}: {self._loop.describe_work(place)}", patience)
+        return Work((id(self), call), lambda: f"step {step}: {self._loop.describe_work(place, call[0])}", patience)

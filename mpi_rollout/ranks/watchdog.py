@@ -14,14 +14,17 @@ import threading
 import traceback
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 from types import FrameType
 
 from mpi_rollout.envs.faults import EnvTimeout, is_ours
 from mpi_rollout.process.console import STDERR
 from mpi_rollout.process.interrupts import Handler
+from mpi_rollout.text import in_seconds
 
 CLOSE_LIMIT_S = 60.0  # The time for `close` in a run: an env may have a video to write.
+CLOSE_NOTE_S = 5.0  # The time after which the user hears what is waited for.
 GRACE_S = 2.0  # The time that an interrupted env has to come out of its call.
 SLACK_S = 1.0  # More than the thread ever waits for its turn.
 
@@ -38,7 +41,8 @@ class Work:
 class Watchdog:
     """A thread that looks again and again whether the same call is still under way; made by the thread that steps.
 
-    Any thread calls `look`, which returns the call under way in the main thread.  `give_up` also ends the job.
+    Any thread calls `look`, which returns the call under way in the main thread.  `give_up` also ends the job.  Where
+    nothing else shows that the program waits for a call, it says so once after `note_s`.
     """
 
     def __init__(
@@ -47,8 +51,10 @@ class Watchdog:
         timeout_s: float,
         say: Callable[[str], None],
         give_up: Callable[[str], None],
+        note_s: float = inf,
     ):
         self._look, self._timeout_s, self._say, self._give_up = look, timeout_s, say, give_up
+        self._note_s = note_s
         self._period_s = min(max(timeout_s / 8, 0.02), 0.5)
         self._main, self._end = threading.get_ident(), threading.Event()
         self._too_long: Hashable = None
@@ -84,6 +90,8 @@ class Watchdog:
             else:
                 age_s += min(now - seen, 2 * self._period_s)  # A job that is suspended does not work meanwhile.
             seen = now
+            if work is not None and age_s > self._note_s:
+                self._note(work, age_s)
             if work is not None and age_s > (GRACE_S if is_interrupted else patience * self._timeout_s):
                 self._act(work, is_interrupted)
                 age_s, is_interrupted = 0.0, True
@@ -92,11 +100,20 @@ class Watchdog:
         """End the process if no thread of Python runs for longer than a call may take."""
         faulthandler.dump_traceback_later(patience * self._timeout_s + SLACK_S, exit=True, file=STDERR)
 
+    def _note(self, work: Work, age_s: float) -> None:
+        """Say that a call is waited for; one line is enough, since the calls of other envs may take as long."""
+        self._note_s = inf
+        under_way = f"is under way for {in_seconds(age_s)}"
+        self._say(f"{work.describe()}: {under_way}, and is interrupted after {self._limit(work)}")
+
+    def _limit(self, work: Work) -> str:
+        return in_seconds(work.patience * self._timeout_s)
+
     def _act(self, work: Work, is_interrupted: bool) -> None:
         if is_interrupted or not self._can_interrupt:
             self._give_up(f"{work.describe()}: cannot be interrupted; ending the job\n{self._stack()}")
             return
-        self._say(f"{work.describe()}: takes longer than {work.patience * self._timeout_s:g} s, in\n{self._stack()}")
+        self._say(f"{work.describe()}: takes longer than {self._limit(work)}, in\n{self._stack()}")
         self._too_long = work.key
         signal.pthread_kill(self._main, signal.SIGALRM)
 
@@ -105,7 +122,7 @@ class Watchdog:
         work = self._look()
         if self._too_long is not None and work is not None and work.key == self._too_long:
             self._too_long = None
-            raise EnvTimeout(f"took longer than {work.patience * self._timeout_s:g} s")
+            raise EnvTimeout(f"took longer than {self._limit(work)}")
         if callable(self._handler):
             self._handler(number, frame)
 

@@ -11,11 +11,12 @@ import pickle
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from types import FrameType
 
 import numpy as np
 
-from mpi_rollout.core.layout import FAULT, UNDONE
+from mpi_rollout.core.layout import FAULT, NOTED, UNDONE
 from mpi_rollout.envs.env_group import EnvGroup
 from mpi_rollout.errors import EnvError, RankLost, SignalInterrupt
 from mpi_rollout.exchange.exchange import Exchange
@@ -28,12 +29,13 @@ from mpi_rollout.process.clock import Clock
 from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.process.interrupts import STOP_SIGNALS, Cut
+from mpi_rollout.process.notices import NOTICES
 from mpi_rollout.ranks.failures import Failures
 from mpi_rollout.ranks.rank_control import EnvCalls, RankControl
 from mpi_rollout.ranks.rank_policy import RankPolicy
 from mpi_rollout.ranks.service import Address, Service, Services
 from mpi_rollout.ranks.slices import Slice
-from mpi_rollout.ranks.watchdog import CLOSE_LIMIT_S, Watchdog, Work
+from mpi_rollout.ranks.watchdog import CLOSE_LIMIT_S, CLOSE_NOTE_S, Watchdog, Work
 from mpi_rollout.text import words_of
 
 
@@ -95,10 +97,13 @@ class Worker:
         self.stop_signal = number
         self.on_stop()
 
-    def watch(self, timeout_s: float | None) -> None:
-        """Interrupt a call of an env that takes longer, or else end the job; None is no limit."""
+    def watch(self, timeout_s: float | None, note_s: float = inf) -> None:
+        """Interrupt a call of an env that takes longer, or else end the job; None is no limit.
+
+        After `note_s`, say once that a call is under way.
+        """
         if timeout_s is not None:
-            self._watchdog = Watchdog(self._at_work, timeout_s, self._say, self._give_up)
+            self._watchdog = Watchdog(self._at_work, timeout_s, self._say, self._give_up, note_s)
 
     def _at_work(self) -> Work | None:
         active = self._active  # Another thread asks.
@@ -163,8 +168,11 @@ class Worker:
             num_done = slice_.num_done
         if num_done < num_rows:
             marks[num_done:num_rows] = FAULT if slice_ in failed else UNDONE
-        if self.stop_signal and slice_ not in failed and marks[num_done - 1] == 0:
-            marks[num_done - 1] = -self.stop_signal
+        if slice_ not in failed and marks[num_done - 1] == 0:  # A mark says one thing: else a later one does.
+            if self.stop_signal:
+                marks[num_done - 1] = -self.stop_signal
+            elif NOTICES.has_news:
+                marks[num_done - 1], NOTICES.has_news = NOTED, False
         exchange.own_step_s[0] = self.clock.lap("step")
         if slice_ is not None:
             self.clock.move(slice_.asked_s, "step", "policy")
@@ -223,7 +231,7 @@ class Worker:
         `code` is the job's exit code.
         """
         if self.failures.aborts_if_unheard and self._watchdog is None:
-            self.watch(end_timeout_s(CLOSE_LIMIT_S))
+            self.watch(end_timeout_s(CLOSE_LIMIT_S), CLOSE_NOTE_S)
         for slice_ in self.slices:
             error = self._failure_of(slice_, slice_.envs.close)
             if error is not None:

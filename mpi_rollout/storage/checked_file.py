@@ -13,7 +13,7 @@ import numpy as np
 from mpi_rollout.config import read_config
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.core.seeding import Reproducibility
-from mpi_rollout.errors import ContentError, DataError, UsageError
+from mpi_rollout.errors import ContentError, ForeignFileError, UsageError
 from mpi_rollout.storage.episode_order import first_impossible
 from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.file_chunks import FileChunks
@@ -104,6 +104,7 @@ class CheckedFile:
         self.num_steps = self.num_committed = count(steps, "num_steps")
         self.throughput = attributes_of(file["throughput"])
         count(self.throughput, "env_steps"), number(self.throughput, "seconds")
+        self.starts = count(self.throughput, "starts")
         self.stored: FileChunks
         self._tables: dict[str, np.ndarray] = {}
         self._counting_rows: dict[str, int] = {}
@@ -234,10 +235,10 @@ def check_format(attributes: Mapping[str, object], path: str) -> None:
             raise ContentError(
                 f"its attribute format is {one_line(repr(got))}, it should be {FORMAT!r}; the file is damaged"
             )
-        raise DataError(f"{path} was not written by {FORMAT}")
+        raise ForeignFileError(f"{path} was not written by {FORMAT}")
     version = count(attributes, "format_version")
     if version != FORMAT_VERSION:
-        raise DataError(
+        raise ForeignFileError(
             f"{path} has format version {version}, this program reads {FORMAT_VERSION}; read it with the version of "
             "mpi_rollout that wrote it"
         )

@@ -62,6 +62,10 @@ class FileDatasets:
         self.file["trajectories"].attrs.modify("num_steps", np.int64(num_steps))
         self.file.flush()
 
+    def note_starts(self, starts: int) -> None:
+        """Note by how many starts of its run the file is written."""
+        self.file["throughput"].attrs.modify("starts", np.int64(starts))
+
     def end(self, num_steps: int, env_steps: int, seconds: float, ranks: np.ndarray, is_last: bool) -> None:
         """Write what is known at the end of a start; of a complete run, give all chunks their checksums."""
         throughput = self.file["throughput"]

@@ -13,7 +13,7 @@ from shlex import quote
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import Option, StorageError, UsageError
 from mpi_rollout.process.host import ANYWAY, format_bytes, is_any_size
-from mpi_rollout.process.paths import located, open_regular
+from mpi_rollout.process.paths import located, open_regular, why_not_regular
 from mpi_rollout.text import counted
 
 FAR = 2**62  # The byte that is locked, far from any data.  HDF5's own locks are of another kind.
@@ -135,16 +135,14 @@ def why_no_file(path: str) -> str:
     """Return why there is nothing to read, and what may be meant; "" for a file that is not empty."""
     if os.path.isfile(path):
         return "" if os.path.getsize(path) else f"{path} is not a readable HDF5 file: it is empty"
-    if os.path.isdir(path):
-        return f"{path} is a folder; name a file in it"
-    if os.path.exists(path):
-        return f"{path} is no file but a device, pipe or socket"
+    if os.path.lexists(path):
+        return why_not_regular(path)
     is_part = path.endswith(".part")
     other = path.removesuffix(".part") if is_part else f"{path}.part"
     if os.path.isfile(other):
         state = "the complete file" if is_part else "which is not complete"
         return f"{path}: no such file; there is {quote(other)}, {state}: give that name"
-    return f"{path or repr(path)}: no such file"
+    return why_not_regular(path)
 
 
 def check_is_file(path: str) -> None:

@@ -43,6 +43,7 @@ class SetSource:
     def __init__(self, manifest: CheckedFile, stored: StoredRun, num_steps: int):
         self._stored, self.stored, self.num_steps, self.num_committed = stored, self, num_steps, stored.num_steps
         self.root, self.is_complete, self.throughput = manifest.root, manifest.is_complete, manifest.throughput
+        self.starts = max(part.file.starts for part in stored.parts)
         self.tell, self.table, self.resets = manifest.tell, manifest.table, manifest.resets
         kept = {name: value for name, value in self.root.items() if name not in (*OF_SET, *LATER_ATTRIBUTES)}
         options = json.loads(str(self.root["config"]))
@@ -116,6 +117,7 @@ def _fill(source: CheckedFile | SetSource, destination: FileDatasets) -> None:
     """Put into a new file the steps that `source` has checked, and what is known of the end of the run."""
     num_steps, attributes = source.num_steps, destination.file.attrs
     table = copy_prefix(source, destination, {}, is_last=True)
+    destination.note_starts(source.starts)
     destination.tables["episodes"].append(table.unfinished(num_steps))
     destination.tables["throughput/limit"].append(source.table("throughput/limit", LIMIT))
     if num_steps == source.num_committed and source.is_complete:

@@ -100,7 +100,10 @@ class RunFile:
         take_free_descriptors()
         file = h5py.File(self.part, "r+", libver=LIBVER, locking=False)
         file.swmr_mode = True
-        return FileDatasets(file, self._tail)
+        datasets = FileDatasets(file, self._tail)
+        if self._tail is not None:
+            datasets.note_starts(self._tail.starts + 1)
+        return datasets
 
     def begin(self) -> None:
         """Make the file; what an earlier start has left goes on in the same file if that can be, else in a copy."""
@@ -130,6 +133,7 @@ class RunFile:
             try:  # Its table of episodes is not read again, but computed.
                 with reading as source, writing(new):
                     self._episodes = copy_prefix(source, self._datasets, prefix.lost)
+                    self._datasets.note_starts(source.starts + 1)
             except StorageError as error:  # `checked` would blame the source for the error itself.
                 raise (error.__cause__ or error) from None
             self._commit(prefix.num_steps, self._episodes)

@@ -121,7 +121,7 @@ class Schema:
             file.attrs[name] = padded(name, "")
         # Numbers that change come before the links to datasets, in the first block of a group's header: see `torn`.
         throughput = file.create_group("throughput").attrs
-        throughput["env_steps"], throughput["seconds"] = np.int64(0), np.float64(0)
+        throughput["starts"], throughput["env_steps"], throughput["seconds"] = np.int64(1), np.int64(0), np.float64(0)
         if self.config.trajectories:
             file.create_group("trajectories").attrs["num_steps"] = np.int64(0)
         expected = expected_rows(self.attributes, self.config)

@@ -83,6 +83,7 @@ def _fill(datasets: FileDatasets, path: str, stored: StoredRun, ending: Ending, 
     tables["throughput/intervals"].append(intervals)
     datasets.commit(num_steps)
     tables["throughput/limit"].append(np.array(ending.limit, LIMIT))
+    datasets.note_starts(max(part.file.starts for part in stored.parts))
     datasets.end(num_steps, ending.env_steps, ending.seconds, rank_rows(ending.ranks), is_last=True)
     for name, words in (("finished", ending.finished), ("advice", ending.advice)):
         file.attrs.modify(name, padded(name, words))

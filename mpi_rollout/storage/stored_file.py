@@ -46,6 +46,8 @@ class StoredFile:
         The dtype and shape for one env of every column, by its path below /trajectories.
     num_committed, num_steps
         Committed steps, when the file was last looked at, and those of them that count.
+    starts
+        How many starts of the run have written it.
     reproducibility
         What the envs promise about random numbers.
     resets
@@ -79,7 +81,7 @@ class StoredFile:
         with checked(self.locate(), lambda doing: None, is_rescue=self._is_rescue) as checks:
             self.attributes, self.config, self.is_complete = checks.root, checks.config, checks.is_complete
             self.is_sealed, self.num_steps, self.reproducibility = checks.is_sealed, checks.num_steps, checks.promise
-            self.num_committed = checks.num_steps
+            self.num_committed, self.starts = checks.num_steps, checks.starts
             self.episodes, self.resets, self.faults = checks.committed_episodes(), checks.resets(), checks.faults()
             if "run" in checks.root:
                 self.last_digest, self.wrong_values = checks.last_digest(), checks.wrong_values()

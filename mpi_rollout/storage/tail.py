@@ -13,7 +13,7 @@ from shlex import quote
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import DataError, NewerFormatError, NotContinuedError
+from mpi_rollout.errors import DataError, ForeignFileError, NewerFormatError, NotContinuedError
 from mpi_rollout.storage.checked_file import CheckedFile
 from mpi_rollout.storage.episodes import EpisodeTable, StoredResults, make_table, stored_results
 from mpi_rollout.storage.file_chunks import FileChunks
@@ -40,12 +40,13 @@ class ChunkTail:
 
 @dataclass(frozen=True)
 class Tail:
-    """What follows is appended behind this; `digest` is that of the last commit."""
+    """What follows is appended behind this; `digest` is that of the last commit, `starts` those before this one."""
 
     datasets: Mapping[str, ChunkTail]
     digest: bytes
     values: ValueChecks
     episodes: EpisodeTable
+    starts: int
 
 
 def can_go_on(source: CheckedFile, schema: Schema, num_steps: int) -> bool:
@@ -82,7 +83,7 @@ def read_tail(source: CheckedFile) -> Tail:
     table = running_table(source.config, source.root, source.stored, source.committed_episodes(), source.num_steps)
     values, columns = ValueChecks(source.root), source.trajectories()
     values.go_on({name: dict(columns[name].attrs) for name in values.of}, partial(has_true, source))
-    return Tail(tails, source.file["commits"][-1]["digest"].tobytes(), values, table)
+    return Tail(tails, source.file["commits"][-1]["digest"].tobytes(), values, table, source.starts)
 
 
 def has_true(source: CheckedFile, mask: str) -> bool:
@@ -120,6 +121,11 @@ def not_continued(error: DataError, path: str) -> DataError:
     """Return the error for a file in which data of an earlier start are damaged, or cannot be read here."""
     if isinstance(error, NotContinuedError | NewerFormatError):
         return error
+    if isinstance(error, ForeignFileError):
+        return NotContinuedError(
+            f"{error}; {path} cannot be continued: recover refuses it too; move it away to begin anew, or use another "
+            "--out"
+        )
     recover = f"`python -m mpi_rollout recover {quote(path)}`"
     return NotContinuedError(
         f"{error}; {path} cannot be continued: {recover} makes a file of what is whole, or move it away to begin anew"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import h5py
 import numpy as np
 
-from mpi_rollout.errors import ContentError, DataError, NewerFormatError, RolloutError
+from mpi_rollout.errors import ContentError, DataError, ForeignFileError, NewerFormatError, RolloutError
 from mpi_rollout.process.paths import open_regular
 from mpi_rollout.storage.filters import MOST_SMALLER, compression_of, register_for
 from mpi_rollout.storage.hdf5_format import LIBVER, is_unknown
@@ -49,7 +49,7 @@ def reading(path: str, tell: Tell) -> Iterator[tuple[h5py.File, Tell]]:
     DataError if there is no file, or if it cannot be read, here or in the `with` block, or leads to other files.
     """
     if why := why_no_file(path):
-        raise DataError(why)
+        raise ForeignFileError(why)
     doing = ""
 
     def note(what: str) -> None:
@@ -97,7 +97,7 @@ def _refusal_of(error: Exception, path: str, doing: str) -> DataError | None:
     if isinstance(error, RolloutError) or not is_of_reading(error):
         return None
     if doing == "its superblock":
-        return DataError(f"{path} is not a readable HDF5 file: {first_line(error)}")
+        return ForeignFileError(f"{path} is not a readable HDF5 file: {first_line(error)}")
     return DataError(f"{path}: cannot read {doing}: {type(error).__name__}: {first_line(error)}")
 
 

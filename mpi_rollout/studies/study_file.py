@@ -24,7 +24,7 @@ from mpi_rollout.config import RolloutConfig, difference, read_config, renamed, 
 from mpi_rollout.errors import ContentError, DataError, StorageError, UsageError
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.host import num_cores_of_host, num_usable_cores
-from mpi_rollout.process.paths import open_regular
+from mpi_rollout.process.paths import open_regular, why_not_regular
 from mpi_rollout.storage.ownership import give_name, identity, removed
 from mpi_rollout.studies.study import Point, Sample, Study
 from mpi_rollout.text import counted, first_line
@@ -113,6 +113,8 @@ def _digest(contents: dict[str, object]) -> str:
 
 def read_study(path: str) -> StudyFile:
     """Read a file of a study; DataError if it is none, of an unknown version, or not as it was written."""
+    if why := why_not_regular(path):
+        raise DataError(why)
     try:
         with open(path, "rb", opener=open_regular) as file:
             contents = json.loads(file.read())

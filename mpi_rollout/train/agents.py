@@ -5,6 +5,7 @@ observations comes which agents are alive.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,9 +141,10 @@ class AgentRows:
     """The agents of `num_envs` envs as envs of their own: rows of a trainer that knows of one agent, env after env.
 
     What comes from `connect(..., agents="axis", autoreset_mode="same_step")` is laid out so.  The row of an agent is
-    done when the agent leaves, and when the env's episode ends.  From an agent's end to that of its env, its row is an
-    episode of observations nearest to zero, without reward, which learns nothing and loses nothing.  `space` is that of
-    the observations of one agent.
+    done when the agent leaves, when it pauses, which cuts its episode, and when the env's episode ends.  While it does
+    not act, its row is an episode of observations nearest to zero, without reward, which learns nothing and loses
+    nothing; that one is done when the agent comes back, or with the env's episode.  `space` is that of the observations
+    of one agent.
     """
 
     def __init__(self, agents: Sequence[str], num_envs: int, space: Space):
@@ -150,9 +152,14 @@ class AgentRows:
         self._shape = num_envs, len(agents)
         self.num_rows = num_envs * len(agents)
         self._nothing = nearest_to_zero(space)
+        self._acts = np.ones(self._shape, np.bool_)  # Who acts in the next step.
 
-    def observations(self, tree: Tree) -> Tree:
-        """Return observations (num_envs, num_agents, ...) as rows."""
+    def reset(self, tree: Tree, alive: np.ndarray) -> Tree:
+        """Return observations (num_envs, num_agents, ...) after a reset as rows; `alive` says who acts next."""
+        self._acts = alive
+        return self._observations(tree)
+
+    def _observations(self, tree: Tree) -> Tree:
         arrays = [leaf.of(tree) for leaf in self._leaves]
         return tree_of(self._space, [array.reshape(self.num_rows, *array.shape[2:]) for array in arrays])
 
@@ -161,17 +168,27 @@ class AgentRows:
         arrays = [np.asarray(leaf.of(rows)) for leaf in leaves(space)]
         return tree_of(space, [array.reshape(*self._shape, *array.shape[1:]) for array in arrays])
 
-    def step(self, outcome: Step, last_observations: Mapping[int, Tree]) -> StepOfRows:
-        """Lay out what a step of the envs has given; `last_observations` are those of the envs that ended."""
+    def step(self, outcome: Step, last_observations: Mapping[int, Tree], alive: np.ndarray) -> StepOfRows:
+        """Lay out what a step of the envs has given.
+
+        `last_observations` are those of the envs that ended, `alive` (num_envs, num_agents) says who acts next.
+        """
         observations, rewards, terminations, truncations, _ = outcome
         has_left, ended = terminations | truncations, np.zeros((self._shape[0], 1), np.bool_)
         ended[list(last_observations)] = True
-        rows, finals = self.observations(observations), dict[int, Tree]()
-        dones = (has_left | ended).ravel()
+        acted, self._acts = self._acts, alive
+        pauses = acted & ~alive & ~has_left & ~ended
+        rows, finals = self._observations(observations), dict[int, Tree]()
+        dones = (has_left | ended | (acted != alive)).ravel()
+        is_absent = ~(alive | ended).ravel()
         for row in np.flatnonzero(dones).tolist():
             env, agent = divmod(row, len(self.agents))
             source, place = (last_observations[env], agent) if ended[env, 0] else (rows, row)
+            if not acted[env, agent]:
+                finals[row] = deepcopy(self._nothing)
+                continue
             finals[row] = tree_of(self._space, [np.array(leaf.of(source)[place]) for leaf in self._leaves])
-            for leaf in () if ended[env, 0] else self._leaves:
+            for leaf in self._leaves if is_absent[row] else ():
                 leaf.of(rows)[row] = leaf.of(self._nothing)
-        return StepOfRows(rows, rewards.ravel(), dones, (truncations & ~terminations).ravel(), finals)
+        is_cut = (truncations & ~terminations | pauses).ravel()
+        return StepOfRows(rows, rewards.ravel(), dones, is_cut, finals)

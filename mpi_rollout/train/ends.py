@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, indices_of
 from mpi_rollout.envs.inputs import Options, Seeds, one_for_each
+from mpi_rollout.errors import as_argument
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.process.turns import CallTurns
@@ -252,6 +253,11 @@ class RootEnd:
         holder._driver.switch(number)
         turns.holder = self
 
+    def say_notices(self) -> None:
+        """Say what the ranks have noted about their envs, if no envs are stepping; else that waits."""
+        if not self._is_pending:
+            self._driver.say_notices(as_argument)
+
     def finish_recording(self) -> None:
         """Complete the file of `record`, if there is one; StorageError if it cannot be written."""
         if self.recorder is not None:
@@ -290,12 +296,21 @@ class RootEnd:
     def _let_out(self, code: int) -> None:
         try:
             self.is_closed = True  # Also if a handler of the program raises at the end of this: all is done then.
+            self._say_last_notices()
             self._driver.stop(code)
             self._driver.exchanges.free()
             if self._turns is not None:
                 self._turns.remove(self)
         finally:
             self.envs = None
+
+    def _say_last_notices(self) -> None:
+        """Say what nobody could be asked for while some envs were always stepping."""
+        if self.interrupts.is_broken:
+            return
+        self._driver.drain(is_void=True)
+        if self._driver.has_notices:
+            self._driver.say_notices(as_argument)
 
 
 def _named(lane: Lane) -> str:

@@ -196,20 +196,21 @@ class Recorder:
         for target, values in zip(block.final_info_arrays, last_infos, strict=True):
             target[row, lane.envs] = values
 
-    def note_restarts(self, lanes: Sequence[Lane], restarts: Sequence[LaneRestart], all_infos: Sequence[Info]) -> None:
-        """Take down envs that failed and were made again; they are in the infos, unless nobody asked for infos.
+    def note_restarts(
+        self, lanes: Sequence[Lane], restarts: Sequence[LaneRestart], failures: Sequence[Mapping[int, str]]
+    ) -> None:
+        """Take down envs that failed and were made again.
 
-        Call it before the rows are taken.
+        They are in the infos, from which `failures` are of each step, by row; unless nobody asked for infos.  Call it
+        before the rows are taken.
         """
         for restart in restarts:
             self.writer.add_fault(restart.env_index, self._step[restart.lane] + restart.row, restart.message)
-        for row, infos in enumerate(all_infos):
-            if "_env_error" not in infos:
-                continue
-            for lane, part in parts_of(lanes):
-                for place in np.flatnonzero(infos["_env_error"][part]).tolist():
-                    message = str(infos["env_error"][part][place])
-                    self.writer.add_fault(lane.envs.start + place, self._step[lane] + row, message)
+        lane_of_place = [(lane, index) for lane in lanes for index in range(lane.envs.start, lane.envs.stop)]
+        for row, of_step in enumerate(failures):
+            for place, message in of_step.items():
+                lane, env_index = lane_of_place[place]
+                self.writer.add_fault(env_index, self._step[lane] + row, message)
 
     def finish(self) -> None:
         """Complete the file and give it its name, once; without a step, leave no file.

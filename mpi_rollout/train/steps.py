@@ -12,7 +12,7 @@ from mpi_rollout.core.spaces import Tree, leaves, tree_of
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane, StepInfos, final_observations, indices_of, infos_of, parts_of
 from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
-from mpi_rollout.errors import DataError, as_argument
+from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.infos import FINAL_INFO, FINAL_OBS
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.train.agents import AgentsForm
@@ -123,11 +123,11 @@ class Steps:
         driver.do(Command.RESET, seed, mask, options)
         self.outcomes.lay(lanes)
         taken = self._take_infos(lanes)
-        if not self._end.is_reset:
-            driver.say_notices(as_argument)  # When the infos have been taken: ranks wait for that with the next order.
         self._end.note_reset(mask)
         [infos] = self._formed(taken, 1, is_list)
         driver.restarts.clear()
+        if driver.has_notices:
+            self._end.say_notices()
         if recorder is not None:
             recorder.reset(self.outcomes.last_arrays(lanes), recorded(taken, 1)[0], seed, mask, options)
         observations = self.outcomes.observations(lanes)
@@ -204,7 +204,7 @@ class Steps:
         all_infos = self._formed(taken, num_steps, is_list)
         noted = () if recorder is None else recorded(taken, num_steps)
         if recorder is not None and recorder.notes_restarts:
-            recorder.note_restarts(lanes, driver.restarts, noted)
+            recorder.note_restarts(lanes, driver.restarts, [step.failures() for step in taken])
         driver.restarts.clear()  # Whoever wants to know of them asks for infos.
         if self.mode is AutoresetMode.SAME_STEP and ended is not None:
             for step in np.flatnonzero(ended.any(axis=1)).tolist():
@@ -215,6 +215,8 @@ class Steps:
                 if self.form is not None:
                     self.form.form_finals(finals)
                 all_infos[step] = (_with_each_final if is_list else _with_finals)(all_infos[step], finals, ended[step])
+        if driver.has_notices:
+            self._end.say_notices()
         return all_infos, noted
 
     def _take_infos(self, lanes: Sequence[Lane], num_steps: int = 1) -> list[StepInfos]:
@@ -236,8 +238,8 @@ class Steps:
 
 
 def recorded(taken: Sequence[StepInfos], num_steps: int) -> list[Info]:
-    """Return of each step the infos that a recorder heeds: those with a type, and the failures of envs."""
-    return [step.merged(("env_error",)) for step in taken] or [{} for _ in range(num_steps)]
+    """Return of each step the infos that a recorder heeds: those with a type."""
+    return [dict(step.columns) for step in taken] or [{} for _ in range(num_steps)]
 
 
 def _with_finals(infos: Info, finals: np.ndarray, ended: np.ndarray) -> Info:

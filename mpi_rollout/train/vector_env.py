@@ -83,6 +83,14 @@ class MPIVectorEnv(OfOneJob, CalledByName, VectorEnv):  # Directly, too: skrl lo
             "call_some and set_some for some of them"
         )
 
+    @property
+    def alive(self) -> Tree:
+        """Return which agents act in the next step, after a reset or a step of all envs, as infos have it."""
+        form = self.steps.form
+        if form is None:
+            raise AttributeError("alive is for envs with several agents, these have one")
+        return form.columns([np.array(flags) for flags in self.steps.alive(self._driver.lanes)])
+
     def use_policy(self, start: Callable[[Driver], PolicyOnRanks]) -> None:
         """Leave actions of `collect` that the trainer does not give to the policy that `start` returns."""
         with self.interrupts:

@@ -332,7 +332,7 @@ def test_the_file_has_the_throughput_over_time_and_by_rank_and_phase(short: Shor
         totals = dict(file["throughput"].attrs)
         intervals, ranks = file["throughput/intervals"][...], file["throughput/ranks"][...]
         assert ("trajectories" in file) == ("episodes" in file) == (not more)
-    assert totals == {"env_steps": found["env_steps"], "seconds": found["seconds"]}
+    assert totals == {"starts": 1, "env_steps": found["env_steps"], "seconds": found["seconds"]}
     assert (np.diff(intervals["time"]) > 0).all() and (np.diff(intervals["env_steps"]) >= 0).all()
     assert intervals["env_steps"][-1] == found["env_steps"] and (intervals["env_steps_per_s"] >= 0).all()
     assert ranks["rank"].tolist() == list(range(num_ranks)) and ranks["num_envs"].sum() == 6

@@ -118,8 +118,20 @@ def test_a_throughput_of_the_last_start_alone_is_said_to_be_that(job: Job):
     once = inspected(job, path).out
     job.collect(None, *run, "40")
     again = inspected(job, path).out
-    assert "throughput " in once and "last start" not in once
-    assert "per s (in the last start of the run, without its earlier ones)" in again
+    assert "throughput " in once and "one start" not in once
+    assert "per s (of one start alone; the run had 2)" in again
+
+
+def test_starts_are_counted_in_a_file_that_goes_on_in_its_copy_and_in_what_is_recovered(job: Job):
+    run = ("--env", "CartPole-v1", "--num-envs", "2", "--policy", "stopping_envs:binary", "--progress", "none")
+    run += ("--num-steps", "30", "--out", "run.h5")
+    for stop in ("5", "9", "12"):  # The times and steps of each start are more than those of the one before.
+        assert job(None, *run, STOP_AT=f"usr1:{stop}").code == 75
+    shown = [inspected(job, job.folder / "run.h5.part").out]
+    assert job(None, "recover", "run.h5.part", "recovered.h5").code == 0
+    job.collect(None, *run)
+    shown += [inspected(job, job.folder / name).out for name in ("recovered.h5", "run.h5")]
+    assert [out.partition("(of one start alone; the run ")[2][:6] for out in shown] == ["had 3)", "had 3)", "had 4)"]
 
 
 def test_a_file_without_trajectories_is_told(job: Job):

@@ -56,6 +56,17 @@ def test_an_agents_episodes_are_the_steps_in_which_it_acts(job: Job, file: str, 
         assert batch.terminations.sum() == sum(row["terminated"] for row in (*data.episodes, *data.unfinished))
 
 
+def test_an_agents_data_have_its_infos_and_those_of_the_env_as_a_whole(job: Job):
+    infos = ("--store-infos", '{"step": int, "runner/lives": int}')
+    job.collect(None, "--env-factory", "agents_envs:even", "--num-envs", "2", "--num-steps", "9", *infos, out="even.h5")
+    with mpi_rollout.open(job.folder / "even.h5", agent="runner") as data:
+        episode = next(data.iter_episodes(unfinished=True))
+        assert {"step", "_step", "lives", "_lives"} == episode.infos.keys()
+        assert episode.infos["step"].tolist() == [*range(len(episode) + 1)] and episode.infos["lives"][0] > 1
+    with mpi_rollout.open(job.folder / "even.h5", agent="walker") as data:
+        assert next(data.iter_episodes(unfinished=True)).infos.keys() == {"step", "_step"}
+
+
 def walked(path: Path, agent: str) -> list[tuple[int, int, list[float], bool, bool]]:
     """Env, start, rewards and ends of an agent's episodes, from step to step of a file, in the order of their ends."""
     with h5py.File(path) as file:

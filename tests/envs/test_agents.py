@@ -8,6 +8,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
 pytest.importorskip("pettingzoo")
+from noticing import note_only, noted
 from pettingzoo import ParallelEnv
 
 from mpi_rollout.core.columns import RESULTS
@@ -60,7 +61,7 @@ REFUSED = {
     "RLlib's end": ({"terminations": {**BOTH, "__all__": True}}, "its terminations have '__all__'"),
     "a ghost's end": ({"truncations": {"ghost": True, "a": 0}}, "its truncations have 'ghost'"),
     "a ghost's observation": ({"observations": {"ghost": A, "b": B}}, "its observations have 'ghost'"),
-    "a ghost's info": ({"infos": {"alive": {"x": 1}}}, "its infos have 'alive'"),
+    "an info that connect adds": ({"infos": {"alive": {"x": 1}}}, "its infos have 'alive', which connect says of"),
     "a missing reward": ({"rewards": {"b": 1}}, "its agent 'a' acted and has no reward"),
     "a missing observation": ({"observations": {"b": B}}, "its agent 'a' is in `agents` and has no observation"),
     "a list of rewards": ({"rewards": [1, 1]}, r"its rewards should be a dict by agent, got \[1, 1\]"),
@@ -116,6 +117,33 @@ def test_an_agent_that_has_left_has_the_observation_nearest_to_zero_whatever_the
     env.parallel_env.given = {"agents": ["a", "b"], "rewards": {"a": 1, "b": 3}, "terminations": {"b": True, "a": 0}}
     observations, reward, *_ = env.step({"a": 1, "b": 1})  # It is back: this is its first one, and no reward of its.
     assert observations["b"].tolist() == [4, 5] and reward == 1 and env.outcome == [1, 0, 0, 0, 0, 0, True, True]
+
+
+@pytest.mark.parametrize("seen", [{"a": A, "b": B}, {"a": A}], ids=["all act", "an agent does not act"])
+def test_what_pettingzoo_lets_an_env_say_besides_its_agents_is_an_info_or_left_out(seen: dict[str, Any]):
+    besides = {"steps_per_s": 0.0, "events": np.zeros(2), "common": {}}
+    env = AgentsEnv(Said(infos={"a": {"x": 1}, "b": {}, **besides}, agents=list(seen)), "it")
+    env.parallel_env.shown = {"observations": {**seen, "common": 7}, "agents": list(seen)}
+    note_only()
+    env.reset(seed=1)
+    observations, *_, infos = env.step({"a": 0, "b": 0})
+    assert observations.keys() == {"a", "b"} and observations["a"].tolist() == A.tolist()
+    assert infos.pop("events") is besides.pop("events") and infos == {"a": {"x": 1}, **besides}
+    env.parallel_env.given["infos"] = {"a": {}, "steps_per_s": 0}
+    assert env.step({"a": 0, "b": 0})[-1] == {"steps_per_s": 0}
+    assert noted() == ["it: its observations have 'common', which is no agent; it is left out"]
+
+
+def test_an_agent_that_ends_again_and_again_is_named():
+    env = AgentsEnv(Said(terminations={"a": True, "b": False}), "it")
+    note_only()
+    env.reset(seed=1)
+    env.step({"a": 0, "b": 0})  # It may begin anew at once.
+    assert not noted()
+    env.step({"a": 0, "b": 0})
+    assert [notice.split(",")[0] for notice in noted()] == [
+        "it: its agent 'a' has ended in two neighbouring steps and is still in `agents`"
+    ]
 
 
 def test_rewards_may_be_arrays_of_one_element_and_no_end_none():

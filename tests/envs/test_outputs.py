@@ -217,6 +217,54 @@ def test_a_run_casts_and_says_so_in_one_line_of_one_rank_unless_it_is_strict(job
     assert strict.code == 65 and "should be float32 of shape" in strict.err, strict.err
 
 
+LATE = """
+import sys
+import numpy as np
+from functools import partial
+from casual_envs import late
+from mpi_rollout import connect
+
+WAYS = {  # Each has a notice of its own.
+    "steps": (("float64", "float32"), {"infos": "none"}),
+    "fragment": (("float64", "float16"), {}),
+    "first ready": (("float32", "float16"), {"batch_size": 1}),
+}
+for way, (dtypes, options) in WAYS.items():
+    with connect([partial(late, *dtypes, step=2 if index > 1 else 9) for index in range(6)], **options) as envs:
+        if envs is not None:
+            envs.reset(seed=0)
+            print(way, file=sys.stderr)
+            if way == "steps":
+                for number in (1, 2, 3):
+                    print("step", number, file=sys.stderr)
+                    envs.step(np.zeros(6, int))
+            elif way == "fragment":
+                envs.collect(3)
+                print("collected", file=sys.stderr)
+            else:  # Some envs are always stepping.
+                envs.send(np.zeros(6, int))
+                for _ in range(9):
+                    *_, where = envs.recv()
+                    envs.send(np.zeros(len(where), int), where)
+"""
+
+
+@pytest.mark.any_mpi
+@pytest.mark.mpi(1, 3)
+def test_a_trainer_hears_in_that_step_of_a_cast_that_begins_in_a_step_on_any_rank(job: Job, num_ranks: int):
+    result = job.script(num_ranks, LATE)
+    others = "; so it is on 1 other rank" if num_ranks == 3 else ""
+    said = [
+        f"mpi_rollout: env 2: its observation is {observed}, its space is {declared}; it is cast from now on; "
+        f"env_checks=dtypes refuses it instead{others}"
+        for observed, declared in (("float64", "float32"), ("float64", "float16"), ("float32", "float16"))
+    ]
+    *lines, last = result.err.splitlines()
+    steps = ["steps", "step 1", "step 2", said[0], "step 3"]
+    assert (result.code, lines) == (0, [*steps, "fragment", said[1], "collected", "first ready"]), result.err
+    assert last.removesuffix(others) == said[2].removesuffix(others)  # Of the ranks that had stepped by then.
+
+
 @pytest.mark.parametrize(
     ("observation", "is_as_stored"),
     [

@@ -65,15 +65,47 @@ def test_the_time_limit_of_a_new_env_counts_from_its_reset():
 
 def test_an_env_is_described_by_its_step_episode_and_seed():
     loop = LoopVectorEnv([Counting] * 2, seeds=[iter([5, 6]), iter([7, 8])], first_env_index=10)
-    assert loop.describe_work(1) == "env 11, reset"
+    assert loop.describe_work(1, "step") == "env 11, reset"
     loop.reset()
-    assert loop.describe_work(1) == "env 11, reset (episode 0, seed 7)"
+    assert loop.describe_work(1, "step") == "env 11, reset (episode 0, seed 7)"
     loop.step(ACTIONS[:2])
     loop.step(ACTIONS[:2])
-    assert loop.describe_work(0) == "env 10, step 1 of its episode (episode 0, seed 5)"
+    assert loop.describe_work(0, "step") == "env 10, step 1 of its episode (episode 0, seed 5)"
     loop.seed_episodes(0, iter([9]), 4)
     loop.reset()
-    assert loop.describe_work(0) == "env 10, reset (episode 4, seed 9)"
+    assert loop.describe_work(0, "step") == "env 10, reset (episode 4, seed 9)"
+
+
+def test_a_close_and_the_making_of_another_env_are_not_told_as_a_reset():
+    seen: list[str] = []
+
+    class Asking(Failing):
+        def __init__(self):
+            super().__init__(after=0)
+            self.note()
+
+        def note(self) -> None:
+            for loop in loops:
+                place, call, _ = loop.at_work()
+                seen.append(loop.describe_work(place, call[0]))
+
+        def reset(self, **options: object):
+            self.note()
+            return super().reset(**options)
+
+        def close(self):
+            self.note()
+
+    loops: list[LoopVectorEnv] = []
+    loops.append(LoopVectorEnv([Asking] * 2, on_fault=OnFault(max_restarts=9), first_env_index=4))
+    loops[0].reset(seed=0)
+    assert seen == ["env 4, reset", "env 5, reset"]
+    seen.clear()
+    loops[0].step(ACTIONS[:2])
+    assert seen[:3] == ["env 4, close", "env 4, made again", "env 5, close"]
+    seen.clear()
+    loops[0].close()
+    assert seen == ["env 4, close", "env 5, close"]
 
 
 def test_the_call_under_way_is_told_to_who_asks():

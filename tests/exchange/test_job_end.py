@@ -66,7 +66,7 @@ def test_the_time_to_end_is_what_the_user_says(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(job_end.os, "getloadavg", lambda: (0.1, 0.0, 0.0))
     assert job_end.end_timeout_s(3.0) == expected
     monkeypatch.setattr(job_end.os, "getloadavg", lambda: (4.0 * (job_end.os.cpu_count() or 1), 0.0, 0.0))
-    assert job_end.end_timeout_s(3.0) == (7.0 if text == "7" else 12.0)
+    assert job_end.end_timeout_s(3.0) == (7.0 if text == "7" else 6.0)
 
 
 # Without a job: what would end this process is noted.

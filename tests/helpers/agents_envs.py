@@ -71,7 +71,7 @@ class Lives(ParallelEnv):
 
 
 def even(longest: int = 7) -> ParallelEnv:
-    """Agents whose spaces are equal."""
+    """Agents whose spaces are equal, in an env that says the step besides."""
 
     class Even(Lives):
         def __init__(self) -> None:
@@ -81,10 +81,15 @@ def even(longest: int = 7) -> ParallelEnv:
         def action_space(self, agent: str) -> spaces.Space:
             return spaces.Discrete(3)
 
+        def reset(self, seed: int | None = None, options: dict[str, Any] | None = None):
+            observations, infos = super().reset(seed)
+            return observations, infos | {"step": 0}
+
         def step(self, actions: dict[str, Any]):
-            outcome = super().step(actions)
+            observations, *results, infos = super().step(actions)
             self.agents = [agent for agent in self.agents if agent != "late"]
-            return ({agent: seen for agent, seen in outcome[0].items() if agent != "late"}, *outcome[1:])
+            shown = {agent: seen for agent, seen in observations.items() if agent != "late"}
+            return shown, *results, infos | {"step": self._step}
 
     return Even()
 
@@ -125,6 +130,13 @@ class Restless(ParallelEnv):
 
     def _seen(self) -> dict[str, Any]:
         return {agent: np.array([self._seed, self._step], np.float64) for agent in NAMES}
+
+
+class Steady(Restless):
+    """What it draws follows from its first seed alone."""
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None):
+        return super().reset(int(self._draw.integers(2**31)) if seed is None else seed)
 
 
 class Leaving(Restless):
@@ -420,7 +432,7 @@ def steps_of_rows(envs: Any, num_steps: int) -> list[Any]:
     for _ in range(num_steps):
         actions = draw.integers(0, 3, rows.num_envs)
         given.append((actions, rows.step(actions)))
-    assert [len(rows.get_attr("possible_agents")), rows.num_envs] == [6, 6]
+    assert len(rows.get_attr("possible_agents")) == rows.num_envs == 3 * len(envs.agents)
     return given
 
 

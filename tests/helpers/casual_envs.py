@@ -30,3 +30,9 @@ class Casual(gymnasium.Env):
 def casual_float64() -> Casual:
     """For `--env-factory`."""
     return Casual(FLOATS, lambda number: np.array([number / 3, 0.1]))
+
+
+def late(observed: str, declared: str, step: int) -> Casual:
+    """Observes its space's dtype before this step, and another one from then on."""
+    space = spaces.Box(-9, 9, (2,), np.dtype(declared).type)
+    return Casual(space, lambda number: np.zeros(2, observed if number >= step else declared))

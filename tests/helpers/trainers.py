@@ -68,15 +68,21 @@ def agents(ways: Iterable[tuple[str, dict[str, Any], int]]) -> list[dict[str, np
     return given
 
 
-def agent_rows(num_steps: int) -> tuple[list[Any], tuple[float, float]]:
-    """What SB3 is given of agents as rows in some steps; the mean reward before and after a policy has learned."""
+def agent_rows(num_steps: int) -> tuple[list[Any], list[Any], tuple[float, float]]:
+    """What SB3 is given of agents as rows in some steps; the mean reward before and after a policy has learned.
+
+    First of agents that act until they leave, then of some that pause.
+    """
     import agents_envs
 
     with mpi_rollout.connect(agents_envs.even, 3, agents="axis", autoreset_mode="same_step") as envs:
         given = agents_envs.steps_of_rows(envs, num_steps) if envs is not None else []
+    with mpi_rollout.connect(agents_envs.Steady, 3, agents="axis", autoreset_mode="same_step") as envs:
+        pausing = agents_envs.steps_of_rows(envs, num_steps) if envs is not None else []
     options = {"agents": "axis", "autoreset_mode": "same_step"}
     with mpi_rollout.connect(agents_envs.matching, 4, **options) as envs:
-        return (given, agents_envs.learned(envs)) if envs is not None else (given, (0.0, 0.0))
+        means = agents_envs.learned(envs) if envs is not None else (0.0, 0.0)
+    return given, pausing, means
 
 
 def runs(commands: Sequence[Sequence[str]], num_rows: int | None = None) -> list[int]:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 
 import pytest
 
@@ -31,13 +32,17 @@ class Watched:
     """A watchdog, what it looks at, and what it says; `look` may change what it looks at."""
 
     def __init__(
-        self, work: Work | None, timeout_s: float = TIMEOUT_S, look: Callable[[int], Work | None] | None = None
+        self,
+        work: Work | None,
+        timeout_s: float = TIMEOUT_S,
+        look: Callable[[int], Work | None] | None = None,
+        note_s: float = inf,
     ):
         self.work, self.num_looks = work, 0
         self.said: list[str] = []
         self.has_given_up = threading.Event()
         self._look_at = look
-        self.watchdog = Watchdog(self._look, TIMEOUT_S, self.said.append, self._give_up)
+        self.watchdog = Watchdog(self._look, timeout_s, self.said.append, self._give_up, note_s)
 
     def _look(self) -> Work | None:
         self.num_looks += 1
@@ -89,6 +94,16 @@ def test_nobody_is_interrupted_while_no_env_is_at_work(wound_up: list):
     with watched(None) as each:
         wait_until(lambda: each.num_looks > 12)
     assert each.said == [] and {*wound_up} == {TIMEOUT_S + SLACK_S, 0.0} and wound_up[-1] == 0.0
+
+
+def test_a_call_that_is_waited_for_is_said_once_with_its_rounded_limit():
+    with watched(work(), timeout_s=66.7383, note_s=0.01) as each:
+        wait_until(lambda: len(each.said) > 0)
+        each.work = work(2)  # Another one that takes as long.
+        num_looks = each.num_looks
+        wait_until(lambda: each.num_looks > num_looks + 2)
+    [words] = each.said
+    assert words.startswith("step 3: env 1: is under way for ") and words.endswith(", and is interrupted after 66.7 s")
 
 
 def test_a_call_that_has_just_ended_is_not_interrupted():

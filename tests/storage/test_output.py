@@ -2,16 +2,20 @@
 
 import os
 import re
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import h5py
 import numpy as np
 import pytest
+from crafted_files import attribute, craft
 from jobs import WHOLE, Result, are_gone, assert_same_bytes, datasets
 from small_disks import small_disk
 from stopped_runs import ENVS, OUT, PACED, assert_begins, kwargs, outputs
-from written_data import written
+from written_data import damage, quiet, written
 
 from mpi_rollout.config import RolloutConfig, read_config
 from mpi_rollout.core.seeding import Reproducibility
@@ -21,6 +25,7 @@ from mpi_rollout.storage import output, same_run
 from mpi_rollout.storage import status as status_file
 from mpi_rollout.storage.output import DEFAULT_FOLDER, check_folder, warning_of
 from mpi_rollout.storage.ownership import lock, make_locked
+from mpi_rollout.storage.recovery import recover
 from mpi_rollout.storage.same_run import check_same_run
 from mpi_rollout.storage.status import refuse_running
 from mpi_rollout.storage.untrusted import open_unmarked
@@ -174,9 +179,9 @@ def test_a_run_goes_on_with_the_policy_file_that_it_began_with(tmp_path: Path):
         check_same_run(config, stored, "run.h5")
 
 
-def config_of(folder: Path, **options: object) -> RolloutConfig:
+def config_of(folder: Path, kind: str = "running", **options: object) -> RolloutConfig:
     """Of the run whose unfinished file `written` has left in a folder."""
-    left = written(folder, "running").rename(folder / "run.h5.part")
+    left = written(folder, kind).rename(folder / "run.h5.part")
     with open_unmarked(str(left)) as file:
         config = read_config(file.attrs["config"], str(left))
     return replace(config, **options)
@@ -199,11 +204,40 @@ def test_an_output_that_another_run_writes_is_refused(tmp_path: Path):
     output.check_output(config)
 
 
-def test_a_damaged_file_is_not_continued(tmp_path: Path):
-    config = config_of(tmp_path)
-    os.truncate(f"{config.out}.part", 50_000)
-    with pytest.raises(DataError, match=r"cannot be continued: `python -m mpi_rollout recover "):
-        output.claim_output(config)
+def foreign(path: Path) -> None:
+    """Put a file of HDF5 by another program there."""
+    with h5py.File(path, "w") as file:
+        file["x"] = [1, 2]
+
+
+LEFT: dict[str, Callable[[Path], object]] = {  # What is in the place of an unfinished file.
+    "an empty file": lambda path: path.write_bytes(b""),
+    "another program's text": lambda path: path.write_text("years of work"),
+    "another program's HDF5": foreign,
+    "a file of another version": lambda path: craft(path, attribute("format_version", 3)),
+    "a file without its end": lambda path: os.truncate(path, 50_000),
+    "a damaged file": lambda path: damage(path, "trajectories/rewards", "zeros", 2),
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_a_file_that_is_not_continued_gets_the_advice_to_recover_if_recover_takes_it(tmp_path: Path, left: str):
+    config = config_of(tmp_path, "stopped")
+    path = f"{config.out}.part"
+    shutil.copy(shutil.move(path, f"{path}.old"), path)  # That one is still locked.
+    LEFT[left](Path(path))
+    with pytest.raises(DataError, match=r"cannot be continued: .*move it away") as caught:
+        claimed = output.claim_output(config)
+        while any(check.poll() for check in claimed.checks):
+            pass
+    refused = ""
+    try:
+        recover(quiet, path, str(tmp_path / "new.h5"), str(tmp_path / "temporary"), num_steps=8)
+    except DataError as error:
+        refused = str(error)
+    is_advised = "`python -m mpi_rollout recover" in str(caught.value)
+    assert is_advised == (not refused) == (left == "a damaged file")
+    assert refused in str(caught.value) and ("recover refuses it too" in str(caught.value)) != is_advised
 
 
 @pytest.mark.parametrize(

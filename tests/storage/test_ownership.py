@@ -134,6 +134,10 @@ def test_what_is_no_file_to_read_is_told(tmp_path: Path):
     assert why_no_file(str(path)) == ""
     assert why_no_file(str(tmp_path)).endswith("is a folder; name a file in it")
     assert why_no_file("/dev/null").endswith("is no file but a device, pipe or socket")
+    (tmp_path / "loop").symlink_to("loop")
+    assert "loop is a symbolic link that leads back to itself; remove it" in why_no_file(str(tmp_path / "loop"))
+    (tmp_path / "lost").symlink_to("none.h5")
+    assert why_no_file(str(tmp_path / "lost")).endswith("lost is a symbolic link to none.h5, which is not there")
 
 
 def test_a_folder_that_was_made_goes_if_nothing_has_come_into_it(tmp_path: Path):

@@ -102,7 +102,12 @@ def test_a_study_without_a_base_case_is_drawn_without_speed_ups(tmp_path: Path, 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path, capsys):
     made_up(make_study(num_ranks=(1,)), failing=1).write(str(tmp_path / "failed.json"), "")
-    for name, words in (("failed.json", "failed.json has no result yet"), ("none.json", "none.json: no such file")):
+    (tmp_path / "folder").mkdir()
+    for name, words in (
+        ("failed.json", "failed.json has no result yet"),
+        ("none.json", "none.json: no such file"),
+        ("folder", "folder is a folder; name a file in it"),
+    ):
         assert main(["plot", str(tmp_path / name)]) == 65
         assert words in capsys.readouterr().err
 

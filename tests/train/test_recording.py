@@ -391,6 +391,20 @@ def test_envs_that_are_made_again_are_faulted(tmp_path: Path):
             assert file["episodes"]["faulted"].sum() == 1
 
 
+@pytest.mark.parametrize("infos", ["all", "none"])
+def test_envs_that_fail_and_reset_in_the_same_step_are_faulted_in_that_step(tmp_path: Path, infos: str):
+    """Their last infos say why, and not those of the reset."""
+    path = tmp_path / "run.h5"
+    envs = recorded_steps(path, Stumbling, max_env_restarts=1, infos=infos, autoreset_mode="same_step")
+    envs.set_attr("fails", ["", "step", ""])
+    envs.collect(3)
+    envs.close()
+    verify(str(path))
+    with h5py.File(path) as file:
+        assert file["faults"]["env_index"].tolist() == [1] and file["faults"]["step"].tolist() == [20]
+        assert file["episodes"]["faulted"].sum() == 1
+
+
 def test_after_a_failure_the_episodes_that_were_under_way_are_truncated(tmp_path: Path):
     path = tmp_path / "run.h5"
     envs = recorded_steps(path, Stumbling)
