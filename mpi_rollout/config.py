@@ -6,9 +6,8 @@ A file stores it as JSON.  Here it is read again, as this version or an older on
 import json
 import platform
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 
@@ -30,20 +29,6 @@ DATA_OPTIONS = (
 )
 
 MOST_ENVS = 2**31  # Random numbers of kernels and of JAX know an env by 31 bits of its index.
-
-# Options of older files: those with another name today, and those with another meaning, with the values that they had.
-NEW_NAMES = {
-    "env_timeout": "env_timeout_s",
-    "ft": "on_rank_loss",
-    "inference": "policy_on",
-    "start_timeout": "start_timeout_s",
-}
-OLD_CHECKS = {"check_finite": "finite", "check_bounds": "bounds", "strict_dtypes": "dtypes"}
-OLD_VALUES: dict[str, tuple[object, ...]] = {
-    "mode": ("sync", "async"),
-    "on_env_error": ("abort", "restart"),
-    **dict.fromkeys(("dedicated_root", *OLD_CHECKS), (False, True)),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,27 +230,6 @@ def check_used(config: RolloutConfig, typed: Collection[str] = ()) -> None:
         raise UsageError(f"{switch(name) if value is True else f'{flag(name)} {text}'} {why}")
 
 
-def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of an older version's file by the names and values of today.
-
-    ValueError if an option of then has a value that it could not have.
-    """
-    old = {name: values[name] for name in OLD_VALUES if name in values}
-    for name, value in old.items():
-        if not any(value == known and type(value) is type(known) for known in OLD_VALUES[name]):
-            raise ValueError(f"{flag(name)} of its run cannot be {json.dumps(value)[:80]}")
-    new = {NEW_NAMES.get(name, name): value for name, value in values.items() if name not in old}
-    if "mode" in old:
-        new["batch_size"] = values.get("batch_size", 1) if old["mode"] == "async" else None
-    if "on_env_error" in old:
-        new["max_env_restarts"] = values.get("max_env_restarts", 10) if old["on_env_error"] == "restart" else 0
-    if old.get("dedicated_root"):
-        new["root_envs"] = 0
-    if checks := ",".join(word for name, word in OLD_CHECKS.items() if old.get(name)):
-        new["env_checks"] = checks
-    return new
-
-
 def read_config(text: object, path: str) -> RolloutConfig:
     """Read the attribute `config` of the file `path`; options that it does not have yet get their defaults.
 
@@ -278,7 +242,6 @@ def read_config(text: object, path: str) -> RolloutConfig:
     if not isinstance(values, dict):
         raise DataError(f"{path}: its attribute config should be a JSON object, got {str(text)[:80]!r}")
     try:
-        values = renamed(values)
         if unknown := sorted(values.keys() - {field.name for field in fields(RolloutConfig)}):
             raise DataError(
                 f"{path}: its run had the option {flag(unknown[0])}, which mpi_rollout {__version__} does not know; "

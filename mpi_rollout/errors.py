@@ -1,7 +1,9 @@
 """The errors that end a run, each with the exit code that it ends with (sysexits.h)."""
 
 import contextlib
+import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,7 +17,10 @@ PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class Option(NamedTuple):
-    """An option in a message, with its value if that is said too: `--num-envs 3` in a shell, num_envs=3 in Python."""
+    """An option in a message, with its value if that is said too: `--num-envs 3` in a shell, num_envs=3 in Python.
+
+    A dict is shown so that it can be pasted: `--store-infos '{"lives": "int"}'` in a shell, infos={"lives": "int"}.
+    """
 
     name: str
     value: object = None
@@ -24,13 +29,15 @@ class Option(NamedTuple):
 def as_flag(option: Option) -> str:
     """Return an option as it is typed on the command line."""
     words = "--" + option.name.replace("_", "-")
-    return words if option.value is None else f"{words} {option.value}"
+    value = shlex.quote(json.dumps(option.value)) if isinstance(option.value, dict) else option.value
+    return words if value is None else f"{words} {value}"
 
 
 def as_argument(option: Option) -> str:
     """Return an option as it is given to `connect`."""
     name = {"out": "record", "store_infos": "infos", "env_factory": "env"}.get(option.name, option.name)
-    return name if option.value is None else f"{name}={option.value}"
+    value = json.dumps(option.value) if isinstance(option.value, dict) else option.value
+    return name if value is None else f"{name}={value}"
 
 
 def spelled(parts: Iterable[object], spell: Callable[[Option], str]) -> str:

@@ -189,7 +189,7 @@ BAD = [
     ([*GOOD, "--out", "."], "--out must name a file, got the folder .; use --out ./run.h5"),
     ([*GOOD, "--out", "my run.h5.part"], ".part is for files that are not complete; use --out 'my run.h5'"),
     ([*GOOD, "--out", "-"], "--out - is no file, and HDF5 cannot be written to stdout; use --out run.h5"),
-    ([*GOOD, "--out", "/dev/null"], "--out /dev/null exists and is no file but a device, pipe or socket; use another"),
+    ([*GOOD, "--out", "/dev/null"], "--out /dev/null is no file but a device, pipe or socket; use another"),
 ]  # fmt: skip
 
 

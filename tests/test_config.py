@@ -89,36 +89,6 @@ def test_every_reader_takes_files_of_older_versions_and_refuses_those_of_newer_o
         assert "its run had the option --num-moons" in result.err and result.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ({"mode": "sync", "batch_size": 1}, {"batch_size": None}),
-        ({"mode": "async"}, {"batch_size": 1}),
-        ({"mode": "async", "batch_size": 3}, {"batch_size": 3}),
-        ({"dedicated_root": True, "root_envs": None}, {"root_envs": 0}),
-        ({"dedicated_root": False, "root_envs": 2}, {"root_envs": 2}),
-        ({"on_env_error": "abort", "max_env_restarts": 10}, {"max_env_restarts": 0}),
-        ({"on_env_error": "restart"}, {"max_env_restarts": 10}),
-        ({"on_env_error": "restart", "max_env_restarts": 3}, {"max_env_restarts": 3}),
-        ({"check_finite": False, "check_bounds": False, "strict_dtypes": False}, {"env_checks": "none"}),
-        ({"check_finite": True, "strict_dtypes": True}, {"env_checks": "finite,dtypes"}),
-        (
-            {"env_timeout": 2.5, "start_timeout": 30.0, "ft": "shrink", "inference": "workers"},
-            {"env_timeout_s": 2.5, "start_timeout_s": 30.0, "on_rank_loss": "shrink", "policy_on": "workers"},
-        ),
-    ],
-)
-def test_a_file_is_read_by_the_names_and_values_that_options_had(old: dict[str, Any], new: dict[str, Any]):
-    config = read_config(json.dumps({"env": "CartPole-v1"} | old), "old.h5")
-    assert {name: getattr(config, name) for name in new} == new
-
-
-@pytest.mark.parametrize(("name", "value"), [("mode", 3), ("dedicated_root", "yes"), ("check_finite", None)])
-def test_a_value_that_an_option_of_then_could_not_have_is_refused(name: str, value: Any):
-    text = json.dumps({"env": "CartPole-v1", name: value})
-    assert f"-{name.replace('_', '-')} of its run cannot be " in refusal(text)
-
-
 FRAGMENTS = {"fragment_length": "16", "policy": "policies:leaning"}
 
 

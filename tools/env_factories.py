@@ -91,3 +91,20 @@ def nethack():
 
     env = gymnasium.make("NetHackScore-v0")
     return gymnasium.wrappers.FilterObservation(env, ["glyphs", "blstats"])
+
+
+def bluesky():
+    import bluesky_gym
+    import gymnasium
+
+    bluesky_gym.register_envs()
+    return gymnasium.make("DescentEnv-v0")
+
+
+def evogym():
+    import evogym.envs  # noqa: F401  # Registers the env.
+    import gymnasium
+    import numpy
+
+    muscles = [[3, 4, 3], [4, 3, 4], [3, 0, 3]]  # A robot with two legs: 0 is empty, 3 and 4 are muscles.
+    return gymnasium.make("Walker-v0", body=numpy.array(muscles))

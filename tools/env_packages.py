@@ -91,5 +91,7 @@ PACKAGES = (
     of_id("popgym", "popgym:popgym-RepeatPreviousEasy-v0"),
     of_id("gymnasium-2048", "gymnasium_2048:gymnasium_2048/TwentyFortyEight-v0"),
     of_id("miniworld", "miniworld:MiniWorld-Hallway-v0", "draws with OpenGL: needs a display, or `xvfb-run`"),
+    of_factory("bluesky-gym", "bluesky", variables=NO_SCREEN),
+    of_factory("evogym", "evogym"),
     of_id("myosuite", "myosuite:myoElbowPose1D6MRandom-v0", variables=NO_GL),
 )  # fmt: skip

@@ -6,7 +6,8 @@
 
 Each package is installed by pip, on top of what the Python that runs this has (this project, an MPI, Gymnasium), within
 three minutes.  Then 4 envs take 50 steps on two ranks and on one; both files are compared byte by byte, and three
-episodes are replayed.  What came is stored in `tried-envs.json`, from which the table of the page follows.
+episodes are replayed.  What came is stored in `tried-envs.json`, from which the table of the page follows.  Without
+names the table begins anew; with names their rows are replaced.
 """
 
 import argparse
@@ -86,6 +87,8 @@ class Place:
             return f"pip needs more than {INSTALL_S} s"
         if "subprocess-exited-with-error" in done.stderr:
             return "pip cannot build it"
+        if "No matching distribution found" in done.stderr:
+            return f"pip finds no version for Python {'.'.join(platform.python_version_tuple()[:2])}"
         return "" if done.returncode == 0 else last_line(done.stderr, "ERROR")
 
     def version(self, name: str) -> str:
@@ -196,11 +199,11 @@ def table_of(results: Mapping[str, Any], packages: Sequence[Package] = PACKAGES)
     trials = results["trials"]
     tried = [(each, trials[each.called]) for each in packages if each.called in trials]
     works = [(package, trial) for package, trial in tried if trial["state"] == WORKS]
-    others = [trial for _, trial in tried if trial["state"] != WORKS]
+    others = [(package, trial) for package, trial in tried if trial["state"] != WORKS]
     lines = ["| package | variables and options | same bytes | what to know |", "|---|---|---|---|"]
     lines += [row_of(*pair) for pair in works]
     lines += ["", "These did not work:", "", "| package | variables and options | why |", "|---|---|---|"]
-    lines += [f"| {titled(trial)} | {as_code(trial)} | {escaped(trial['message'])} |" for trial in others]
+    lines += [row_of_failure(*pair) for pair in others]
     return "\n".join(lines) + "\n"
 
 
@@ -212,6 +215,11 @@ def row_of(package: Package, trial: Mapping[str, Any]) -> str:
     if trial["seed_check"] not in ("", "same"):
         notes.append("the run says so at its start")
     return f"| {titled(trial)} | {as_code(trial)} | {same} | {'; '.join(notes).replace('|', bar)} |"
+
+
+def row_of_failure(package: Package, trial: Mapping[str, Any]) -> str:
+    why = "; ".join(filter(None, (trial["message"], package.note)))
+    return f"| {titled(trial)} | {as_code(trial)} | {escaped(why)} |"
 
 
 def titled(trial: Mapping[str, Any]) -> str:
@@ -242,6 +250,8 @@ def main() -> int:
     known = {package.called: package for package in PACKAGES}
     if unknown := set(given.packages) - known.keys():
         parser.error(f"PACKAGE must be one of {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    if not given.packages and not given.page:
+        store({"machine": machine(), "trials": {}})
     for name in [] if given.page else given.packages or known:
         start, trial = perf_counter(), try_package(known[name])
         results = read_results()

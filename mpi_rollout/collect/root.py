@@ -280,10 +280,10 @@ class Root:
                 num_rows = min(num_rows, max(self._lengths.most, UNREAD_NBYTES // nbytes))
             check_blocks(NUM_BLOCKS * num_rows * nbytes)
         whole = self._team.whole
-        if self._team.speaks and (
-            size := check_free_space(whole, contents.row_nbytes(whole.num_envs), *self._old_nbytes)
-        ):  # Of all teams: their shards are in one folder.
-            say(f"mpi_rollout: {size}\n")
+        if self._team.speaks:  # Of all teams: their shards are in one folder.
+            size = check_free_space(whole, contents.row_nbytes(whole.num_envs), *self._old_nbytes)
+            if size:
+                say(f"mpi_rollout: {size}\n")
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
         attributes = self._attributes(self._config, self._hosts)
         self._begin_set()

@@ -29,11 +29,9 @@ from mpi_rollout.exchange.surviving import check_ulfm, is_ulfm_on
 from mpi_rollout.policies.model import PolicySource, make_model
 from mpi_rollout.policies.sources import find_source, load_model
 from mpi_rollout.process import hash_seed
-from mpi_rollout.process.allocation import starting, unused
-from mpi_rollout.process.console import name_of_stop, say, share_line
+from mpi_rollout.process.console import name_of_stop, share_line
 from mpi_rollout.process.interrupts import STOP_SIGNALS, HeardTwice
 from mpi_rollout.process.launcher import be_last, guard, release
-from mpi_rollout.process.rank_variables import variables
 from mpi_rollout.process.terminal import find_terminal
 from mpi_rollout.ranks import agreement
 from mpi_rollout.ranks.agreement import as_refusals
@@ -68,11 +66,9 @@ def run(config: RolloutConfig) -> int:
 
 
 def _run(config: RolloutConfig) -> int:
-    size, words = unused(variables())
     comm = agreement.come_together(config.start_timeout_s)
-    if comm.size == 1 and size > 1 and config.expect_ranks is None:
-        start = starting(size, world.library_name())
-        say(f"mpi_rollout: 1 rank in {words}; to use all: {start} ...; if 1 is meant, say so by --expect-ranks 1\n")
+    if comm.size == 1 and config.expect_ranks is None:
+        world.say_of_unused("--expect-ranks 1")
     note = partial(tell_abort, config.path, world.rank_and_host(comm.rank))
     with job_end.noting_abort(note), job_end.all_or_none(comm):
         others_go_on = config.on_rank_loss == "shrink"

@@ -23,9 +23,9 @@ class UnstoredInfos:
 
 def services_of_run(config: RolloutConfig, parts: RankParts, rank: int, trace: Trace) -> list[Service]:
     """Return the services of one rank of a run; `rank` is its number in the job."""
-    comm, make = parts.exchanges.control, parts.plan.make
+    wait_for_all, make = parts.exchanges.control.wait_for_all, parts.plan.make
     return [
-        Limit(make, config.seed, comm, parts.env_indices, parts.facts.action_space),
+        Limit(make, config.seed, wait_for_all, parts.env_indices, parts.facts.action_space),
         RankGenerators(config.seed, rank, config.first_env),
         UnstoredInfos(parts.others),
         *trace.services,

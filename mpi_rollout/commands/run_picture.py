@@ -96,7 +96,8 @@ def _plot_spread(axes: "Axes", values: np.ndarray) -> None:
     if not len(values):
         return style.say(axes, "none is finite")
     if num_left_out := num_episodes - len(values):
-        axes.set_xlabel(f"{axes.get_xlabel()}; of {num_left_out:,} of {num_episodes:,} episodes not finite, left out")
+        name = axes.get_xlabel()
+        axes.set_xlabel(f"{name}; {num_left_out:,} of {num_episodes:,} episodes left out: {name} not finite")
     low, high, mean = values.min(), values.max(), values.mean()
     if high - low > WIDEST:
         return style.say(axes, f"from {low:.3g} to {high:.3g}")

@@ -22,9 +22,8 @@ ALIGNMENT = 64  # Bytes: a cache line, so that no column of a slot starts inside
 FAULT = 1  # Envs have failed in this step, and the run ends.
 RESTARTED = 2  # Envs have failed and were restarted; the infos say which ones.
 LOST = 3  # The rank of this slot is gone.
-SHORT = 4  # The rank gets too little processor time, and all else is well.
-UNDONE = 5  # The fragment was cut short, by a signal or to serve other ranks: the rank has not taken this step.
-NOTED = 6  # The rank has noted something about its envs, which the root may ask for; all else is well.
+UNDONE = 4  # The fragment was cut short, by a signal or to serve other ranks: the rank has not taken this step.
+NOTED = 5  # The rank has noted something about its envs, which the root may ask for; all else is well.
 
 
 @dataclass(frozen=True)
@@ -99,6 +98,7 @@ HEADER = (  # Eight bytes each, in the first cache line.
     Leaf(("step_s",), np.dtype(np.float64), ()),  # The seconds of the rank's envs; in row 0 for the whole fragment.
     Leaf(("mark",), np.dtype(np.int64), ()),  # See above.
     Leaf(("has_infos",), np.dtype(np.int64), ()),  # In row 0, not 0: a message with infos follows.
+    Leaf(("word",), np.dtype(np.int64), ()),  # In row 0: for the transport.
     Leaf(("num_ended",), np.dtype(np.int64), ()),  # The rank's envs that the next step only resets.
 )
 
@@ -225,8 +225,10 @@ class SlotUnpacker:
         pairs += zip(block.action_arrays, columns.action_arrays, strict=False)
         pairs += zip(block.extra_arrays, columns.extra_arrays, strict=False)
         self._room = slots.shape[1]
+        self._of_step: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
         headers = slots[:, :, : block.headers[0, 0].nbytes].view(np.int64).swapaxes(0, 1)
-        self._results = [(block.headers[:, slot_columns], headers), *_by_rank(pairs, partition)]
+        self._results = _by_rank(pairs, partition)
+        self._headers = block.headers[:, slot_columns], headers
 
     def lay_observations(self, row: int, start: int = 0, stop: int = 1) -> None:
         """Lay the observations, and infos, of rows start to stop of the slots into the block, from `row` on."""
@@ -234,15 +236,20 @@ class SlotUnpacker:
         for target, source in self._observations:
             target[rows] = source[start:stop]
 
-    def observation_pairs(self, row: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return views of the observations, and infos, of a row, and of those of the slots' first row."""
-        return [(target[row], source[0]) for target, source in self._observations]
-
     def lay_results(self, row: int, num_rows: int = 1) -> None:
         """Lay the first rows of the slots, but for their observations and infos, into `row` and the next ones."""
         rows, is_whole = slice(row, row + num_rows), num_rows == self._room
-        for target, source in self._results:
+        for target, source in (self._headers, *self._results):
             target[rows] = source if is_whole else source[:num_rows]
+
+    def lay_step(self, row: int) -> None:
+        """Lay all of the slots' first row into one row of a block that has few, but for what headers say."""
+        pairs = self._of_step.get(row)
+        if pairs is None:  # To make the views takes longer than to copy 64 numbers.
+            pairs = [(target[row], source[0]) for target, source in self._observations + self._results]
+            self._of_step[row] = pairs
+        for target, source in pairs:
+            target[...] = source
 
 
 def _by_rank(

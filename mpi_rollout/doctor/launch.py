@@ -10,7 +10,8 @@ import mpi4py
 
 from mpi_rollout.doctor.findings import BAD, OK, WARN, Finding
 from mpi_rollout.exchange import world
-from mpi_rollout.process.allocation import is_step, starting, unused
+from mpi_rollout.process.allocation import starting, unused
+from mpi_rollout.process.rank_variables import STEP_ID, is_step
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
 COMMAND = "python -m mpi_rollout doctor"
@@ -32,7 +33,7 @@ def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
         return Launcher("Open MPI's mpirun", OPEN_MPI)
     if "HYDI_CONTROL_FD" in environ:
         return Launcher("MPICH's mpiexec (hydra)", MPICH)
-    if is_step(environ) and "SLURM_PROCID" in environ:
+    if is_step(environ.get(STEP_ID, "")) and "SLURM_PROCID" in environ:
         plugin = environ.get("SLURM_MPI_TYPE", "")
         return Launcher("srun" + (f" --mpi={plugin}" if plugin else ""))
     if "PMI_SIZE" in environ:
@@ -59,7 +60,7 @@ def load_library() -> tuple[str, str]:
     """Load the MPI library without starting MPI; return its name and path."""
     mpi4py.rc.initialize, mpi4py.rc.finalize = False, mpi4py.rc.finalize is not False
     import_module("mpi4py.MPI")
-    library = " ".join(world.library_name().split())
+    library = world.library_name()
     with open("/proc/self/maps") as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libmpi" in line}
     named = sorted(path for path in paths if os.path.basename(path).startswith(("libmpi.so", "libmpi_abi", "libmpich")))

@@ -216,12 +216,12 @@ def measure_exchanges(comm: "MPI.Intracomm", nbytes: int) -> list[float]:
     exchange, times_us = exchanges.all[0], list[float]()
     if comm.rank == world.ROOT:
         times_us = _time_exchanges(exchange)
-        exchange.post_order(Command.STOP)
+        exchange.send_order(Command.STOP)
     else:
-        exchange.await_order()
+        exchange.receive_order()
         while exchange.order.command == Command.STEP:
-            exchange.post_slot()
-            exchange.await_order()
+            exchange.send_slot()
+            exchange.receive_order()
     exchanges.free()
     return times_us
 
@@ -230,8 +230,8 @@ def _time_exchanges(exchange: Exchange) -> list[float]:
     times_us, start = list[float](), monotonic()
     while len(times_us) < NUM_EXCHANGES + NUM_WARM_UP:
         before = perf_counter()
-        exchange.post_steps(None, 1, 0)
-        exchange.await_slots()
+        exchange.send_steps(None, 1, 0)
+        exchange.receive_slots()
         for column in exchange.columns.observation_arrays:
             exchange.take(column)  # On one host nothing but this moves large slots, which the ranks share.
         times_us.append((perf_counter() - before) * 1e6)

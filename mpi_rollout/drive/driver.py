@@ -73,7 +73,7 @@ class Driver:
             for lane in self.lanes:
                 lane.arguments = arguments
                 self.under_way[lane] = None
-                lane.exchange.post_bytes(command, pickled)
+                lane.exchange.send_bytes(command, pickled)
             while self.under_way:
                 self.await_some()
         except RankLost:  # No slots will come.
@@ -95,7 +95,7 @@ class Driver:
         if num_steps > 1:
             exchange.order.expected_ms = round(1000 * float(exchange.step_s.max()) / lane.num_rows * num_steps)
         try:
-            exchange.post_steps(actions, num_steps, step)
+            exchange.send_steps(actions, num_steps, step)
             self.under_way[lane] = None
         except BaseException:
             self.on_cut()
@@ -108,7 +108,7 @@ class Driver:
         RankError if an env failed on some rank.
         """
         try:
-            lanes = self._arrivals(least) if self.serves_first_ready else [self._take_part(next(iter(self.under_way)))]
+            lanes = self._arrivals(least) if self.serves_first_ready else [self._complete(next(iter(self.under_way)))]
         except RolloutError:
             raise
         except BaseException:
@@ -123,12 +123,16 @@ class Driver:
             self._act_on_marks(lanes)
         return lanes
 
-    def _take_part(self, lane: Lane) -> Lane:
-        """Obey a lane's order with the root's own envs, then wait for the slots of the other ranks."""
+    def _complete(self, lane: Lane) -> Lane:
+        """Do the root's part of what a lane was ordered, then wait for the slots of the other ranks."""
+        self._step_own_envs(lane)
+        lane.exchange.receive_slots()
+        return lane
+
+    def _step_own_envs(self, lane: Lane) -> None:
+        """Obey a lane's order with the root's own envs, if it has some there."""
         if lane.exchange.has_own_slot:
             self.worker.obey(lane.exchange, lane.arguments)
-        lane.exchange.await_slots()
-        return lane
 
     def _arrivals(self, least: int) -> list[Lane]:
         """Wait for the slots of some lanes, `least` at least; return these lanes.
@@ -145,7 +149,7 @@ class Driver:
             lanes += [self._lane_of[exchange] for exchange in arrived]
             self._num_passed += len(arrived)
             if own_lane is not None and (own_is_due or len(lanes) < least):
-                lanes.append(self._take_part(own_lane))
+                lanes.append(self._complete(own_lane))
                 own_lane, self._num_passed = None, 0
         return lanes
 
@@ -190,7 +194,7 @@ class Driver:
         lanes = [lane] if lane is not None else self.lanes if self.serves_first_ready else self.lanes[:1]
         for other in lanes:
             if other is not self._own_lane:
-                other.exchange.post_bytes(Command.LOAD, buffer)
+                other.exchange.send_bytes(Command.LOAD, buffer)
         if not self.serves_first_ready or self._own_lane in lanes:
             self.worker.load_parameters(buffer.copy())
         self.clock.lap("send")
@@ -200,10 +204,10 @@ class Driver:
         while self.under_way:
             lane = next(iter(self.under_way))
             if is_void:
-                lane.exchange.await_slots()
+                lane.exchange.receive_slots()
                 self.has_notices |= lane.has_notices()
             else:
-                self._take_part(lane)
+                self._complete(lane)
                 lane.num_rows = lane.exchange.order.num_rows
                 self._note(lane)
                 self.interrupted.append(lane)
@@ -222,7 +226,7 @@ class Driver:
     def switch(self, number: int) -> None:
         """Tell the other ranks to await the orders of another connection."""
         for exchange in self.exchanges.callers:
-            exchange.post_order(Command.SWITCH, number)
+            exchange.send_order(Command.SWITCH, number)
 
     def begin_anew(self) -> None:
         """Get ready to reset all envs, whatever was under way and whichever envs have failed."""
@@ -245,8 +249,8 @@ class Driver:
         self.drain()
         try:
             for exchange in self.exchanges.callers:
-                exchange.post_bytes(Command.CALL, pickled)
-            gathered = self.exchanges.control.gather(self.worker.call(*call), ROOT) or ()
+                exchange.send_bytes(Command.CALL, pickled)
+            gathered = self.exchanges.control.gather(self.worker.call(*call)) or ()
         except RolloutError:
             raise
         except BaseException:
@@ -279,7 +283,7 @@ class Driver:
         """Let the other ranks out of `serve`, with the job's exit code."""
         self.drain(is_void=True)
         for exchange in self.exchanges.all:
-            exchange.post_order(Command.STOP, code)
+            exchange.send_order(Command.STOP, code)
         self.worker.close(code)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import FAULT, NOTED, RESTARTED, SHORT, UNDONE
+from mpi_rollout.core.layout import FAULT, NOTED, RESTARTED, UNDONE
 from mpi_rollout.core.spaces import Tree, tree_of
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.exchange.exchange import Exchange
@@ -57,8 +57,6 @@ class Lane:
         is_missing = ((marks == FAULT) | (marks == UNDONE)).any(axis=0)
         if is_missing.any():
             self.num_rows = int(is_missing.argmax())
-        if (marks == SHORT).any():
-            self.exchange.transport.note_shortage()
         if (marks == RESTARTED).any():
             for row, _, infos in self.exchange.infos.take():
                 if row < self.num_rows:

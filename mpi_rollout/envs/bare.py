@@ -24,7 +24,7 @@ from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
 from mpi_rollout.text import words_of
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    pass
 
 
 def make_bare(make: EnvMaker, indices: range, seed: int, actions: Sequence[Tree]) -> Callable[[float], float]:
@@ -158,8 +158,11 @@ class Limit:
 
     name = "limit"
 
-    def __init__(self, make: EnvMaker, seed: int, comm: "MPI.Intracomm", envs: range, action_space: spaces.Space):
-        self._make_env, self._seed, self._comm, self._envs, self._action_space = make, seed, comm, envs, action_space
+    def __init__(
+        self, make: EnvMaker, seed: int, wait_for_all: Callable[[], None], envs: range, action_space: spaces.Space
+    ):
+        self._make_env, self._seed, self._envs, self._action_space = make, seed, envs, action_space
+        self._wait_for_all = wait_for_all
         self._measure: Callable[[float], float] | None = None
 
     def measure(self, seconds: float) -> float:
@@ -172,7 +175,7 @@ class Limit:
             if self._measure is None and self._envs:
                 self._measure = self._make()
         finally:
-            self._comm.Barrier()  # Also when this rank has failed: the others wait here.
+            self._wait_for_all()  # Also when this rank has failed: the others wait here.
         try:
             if self._measure:
                 return self._measure(seconds)

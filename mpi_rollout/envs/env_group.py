@@ -5,8 +5,8 @@ the other ranks, the members, in one message on a communicator that neither the 
 same of their part of the env.  When they are through, they answer: with nothing, or with what was raised.
 
 Where a call fails on one rank, the others may wait for it in a collective of the env, where no message reaches them.
-They have `GRACE_S` to come out of it.  Then the first rank gives the group up, and the failure ends the job as that of
-any env.  A member whose failure the first rank has not taken in by then says it, and ends the job by itself.
+They have `GROUP_ANSWERS_S` to come out of it.  Then the first rank gives the group up, and the failure ends the job as
+that of any env.  A member whose failure the first rank has not taken in by then says it, and ends the job by itself.
 """
 
 import math
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Order = tuple[int, str, tuple[Any, ...], dict[str, Any]]  # The number of an env, a method, and its arguments.
-GRACE_S = 1.5
+GROUP_ANSWERS_S = 1.5  # After a failure the other ranks of a group have so long to come out of their call.
 HEAD_NBYTES = 1024  # What is longer needs a second message.
 ORDER, REST, LENGTH, CONTENT = range(4)  # Tags: the two messages of an order, and of an answer.
 PAUSE_S, PAUSE_SHARE, LONGEST_S = 5e-5, 0.02, 0.02  # A share of the time waited; not in the first looks.
@@ -105,7 +105,7 @@ class EnvGroup:
         Raises what was raised here or, with its rank, on a member.
         """
         if self._missing:
-            self._take_answers(GRACE_S)
+            self._take_answers(GROUP_ANSWERS_S)
         if self._missing:
             raise EnvError(self._who_is_missing())
         pickled = pickle.dumps(order)
@@ -117,7 +117,7 @@ class EnvGroup:
             answers = self._take_answers()
         except BaseException as error:
             end_if_forked(error)
-            self._take_answers(GRACE_S)
+            self._take_answers(GROUP_ANSWERS_S)
             if self._missing and isinstance(error, EnvTimeout):
                 error.args = (f"{error}; {self._who_is_missing()}",)
             raise
@@ -201,7 +201,7 @@ class EnvGroup:
                 answers[member] = self._answer_of(member)
                 self._missing.discard(member)
             if any(isinstance(answer, Fault) for answer in answers.values()):
-                deadline = min(deadline, monotonic() + GRACE_S)
+                deadline = min(deadline, monotonic() + GROUP_ANSWERS_S)
         if not self._missing:
             self._requests = []
         return dict(sorted(answers.items()))

@@ -222,6 +222,21 @@ class MasksInInfos(gymnasium.Wrapper):
         return info if MASK_NAME in info else {**info, MASK_NAME: self.env.get_wrapper_attr("action_masks")()}
 
 
+class RandomActions:
+    """Draws actions for a look at envs, by the masks in their infos."""
+
+    def __init__(self, space: spaces.Space, seed: int):
+        self._space = deepcopy(space)  # The env may draw from its own one.
+        self._space.seed(seed)
+
+    def draw(self, info: Mapping[str, Any]) -> Tree:
+        """Return an action that the mask in the last info allows, or any action without a valid mask."""
+        try:
+            return self._space.sample(info.get(MASK_NAME))
+        except Exception:  # What is no mask of this space is told elsewhere.
+            return self._space.sample()
+
+
 def first_types(envs: gymnasium.Env | VectorEnv, seed: int, env_index: int) -> tuple[Types, dict[str, str]]:
     """Return the types of the infos that `--store-infos all` stores, and what is no number; EnvError if the env fails.
 
@@ -244,25 +259,17 @@ def first_types(envs: gymnasium.Env | VectorEnv, seed: int, env_index: int) -> t
 
 def _episode(envs: gymnasium.Env | VectorEnv, seed: int, seed_of_actions: int) -> list[Info]:
     """Take random steps until an episode ends; return the infos, or those of the first step if it takes too long."""
-    space = deepcopy(envs.action_space)  # The env may draw from its own one.
-    space.seed(seed_of_actions)
+    actions = RandomActions(envs.action_space, seed_of_actions)
     _, info = envs.reset(seed=seed)
     infos, start = [info], perf_counter()
     while len(infos) <= LOOK_STEPS:
-        *_, terminated, truncated, info = envs.step(_some_action(space, info.get(MASK_NAME)))
+        *_, terminated, truncated, info = envs.step(actions.draw(info))
         infos.append(info)
         if np.any(terminated) or np.any(truncated):
             break
         if perf_counter() - start > LOOK_S:
             return infos[:2]
     return infos
-
-
-def _some_action(space: spaces.Space, mask: Any = None) -> Tree:
-    try:
-        return space.sample(mask)
-    except Exception:  # What is no mask of this space is told elsewhere.
-        return space.sample()
 
 
 def _of_first(infos: Mapping[str, Any], num_envs: int) -> Info:

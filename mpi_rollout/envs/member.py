@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 from mpi_rollout.envs.agents import AgentsEnv
-from mpi_rollout.envs.env_group import CALL, GRACE_S, LET_GO, MAKE, EnvGroup, spaces_of
+from mpi_rollout.envs.env_group import CALL, GROUP_ANSWERS_S, LET_GO, MAKE, EnvGroup, spaces_of
 from mpi_rollout.envs.time_limits import step_over_wrappers
 from mpi_rollout.errors import Fault, RankError, as_flag
 from mpi_rollout.exchange.job_end import abort
@@ -96,7 +96,7 @@ class Member:
     def _tell_failure(self, error: BaseException, where: str) -> None:
         """Tell the first rank what was raised here; end the job if it does not hear that in time."""
         requests = self._group.answer(Fault.of(error, self._place))
-        deadline = monotonic() + GRACE_S + 2 * self._longest_s
+        deadline = monotonic() + GROUP_ANSWERS_S + 2 * self._longest_s
         while not requests[0].Testall(requests):
             if monotonic() > deadline:
                 fault = Fault.of(error, f"{self._place}, {where}")

@@ -4,7 +4,6 @@ What has the dtype of its space is written at once.  Only what did not fit is lo
 `SyncVectorEnv`, unless its kind is another one or an integer would lose its value: then the message names the env.
 """
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -188,7 +187,7 @@ def _as_number(value: object) -> float:
 def misfit(leaf: Leaf, outputs: Parts, first_env_index: int, error: Exception, is_strict: bool = False) -> DataError:
     """Name the first env whose observation or result is not what the leaf says."""
     for index, output in enumerate(outputs, first_env_index):
-        way_out = "correct the env or its space"
+        way_out: tuple[str | Option, ...] = ("correct the env or its space",)
         try:
             array = np.asarray(output if is_result(leaf) else leaf.of(output))
             reason = _reason(leaf, array, is_strict)
@@ -200,23 +199,22 @@ def misfit(leaf: Leaf, outputs: Parts, first_env_index: int, error: Exception, i
             if leaf is RESULTS[0] and array.size > 1:
                 way_out = one_number(array.shape)
             elif array.shape == leaf.shape and array.dtype.kind in "biuf" and not leaf.keys:
-                way_out += ", or wrap the env with gymnasium.wrappers.DtypeObservation"
+                way_out += (", or wrap the env with gymnasium.wrappers.DtypeObservation",)
         except (TypeError, ValueError, LookupError) as problem:
             got = f"{type(output).__name__} without it ({words_of(problem)})"
-        return DataError(
-            f"env {index}: its {noun(leaf)} should be {leaf.dtype} of shape {leaf.shape}, got {got}; {way_out}"
-        )
+        expected = f"{leaf.dtype} of shape {leaf.shape}"
+        return DataError(f"env {index}: its {noun(leaf)} should be {expected}, got {got}; ", *way_out)
     return DataError(f"envs {first_env_index} to {first_env_index + len(outputs) - 1}: {message_of(error)}")
 
 
-def one_number(shape: tuple[int, ...]) -> str:
+def one_number(shape: tuple[int, ...]) -> tuple[str | Option, ...]:
     """Say how an env whose rewards have this shape is collected: by one number, with the parts as an info."""
     if "mo_gymnasium" in sys.modules:
-        parts = json.dumps({"vector_reward": ["float64", *shape]})
-        wrapper = "--wrappers mo_gymnasium.wrappers:LinearReward"
-        return f"{wrapper} makes one number of it, and --store-infos '{parts}' stores its parts"
-    wrapper = "a wrapper such as gymnasium.wrappers.TransformReward"
-    return f"make one number of it by {wrapper}; --store-infos stores its parts, where an info has them"
+        wrapper = Option("wrappers", "mo_gymnasium.wrappers:LinearReward")
+        infos = Option("store_infos", {"vector_reward": ["float64", *shape]})
+        return wrapper, " makes one number of it, and ", infos, " stores its parts"
+    wrapper_words = "make one number of it by a wrapper such as gymnasium.wrappers.TransformReward; "
+    return wrapper_words, Option("store_infos"), " stores its parts, where an info has them"
 
 
 def _reason(leaf: Leaf, array: np.ndarray, is_strict: bool) -> str | None:

@@ -13,16 +13,16 @@ from contextlib import closing, contextmanager
 from copy import deepcopy
 from time import perf_counter
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.column_types import MASK_NAME
 from mpi_rollout.core.columns import RESULTS
 from mpi_rollout.core.spaces import Tree, leaves
 from mpi_rollout.envs.faults import Begun, EnvTimeout, Outcome, begun
+from mpi_rollout.envs.infos import RandomActions
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import EnvError, SignalInterrupt
 from mpi_rollout.process.exits import end_if_forked
@@ -33,8 +33,8 @@ NUM_MADE, NUM_EPISODES = 2, 3  # The envs that a look makes, and the episodes th
 NUM_STEPS, STEPS_S = 200, 0.1  # The steps of an episode, and the seconds for them, at most.
 SAME = "same"
 ADVICE = (
-    "let reset(seed=...) seed all that it draws from, and give what makes it a seed of its own (--env-kwargs) where it "
-    "draws too"
+    "seed every random generator of the env in reset(seed=...); if its constructor draws too, give it a fixed seed, "
+    """such as --env-kwargs '{"seed": 1}'"""
 )
 
 Result = TypeVar("Result")
@@ -65,11 +65,10 @@ def take_episode(
     """Step an env, whose reset gave `first`: with the actions `again`, or with random ones for at most `most_s`."""
     observation, info = first
     episode = Episode([_row(env.observation_space, observation)], [])
-    space, start, is_over = deepcopy(env.action_space), perf_counter(), False  # The env may draw from its own one.
-    space.seed(seed)
+    random_actions, start, is_over = RandomActions(env.action_space, seed), perf_counter(), False
     most = NUM_STEPS if again is None else len(again)
     while len(episode.actions) < most and not is_over and (again is not None or perf_counter() - start < most_s):
-        action = _some_action(space, info.get(MASK_NAME)) if again is None else again[len(episode.actions)]
+        action = random_actions.draw(info) if again is None else again[len(episode.actions)]
         episode.actions.append(deepcopy(action))
         observation, *outcome, info = env.step(action)
         end_if_forked()  # A child of the env that came back would take all other steps too.
@@ -85,13 +84,6 @@ def _row(space: spaces.Space, observation: Tree, outcome: Outcome = ()) -> Row:
         for leaf in leaves(space)
     }
     return row | {leaf.path: np.array(value, leaf.dtype) for leaf, value in zip(RESULTS, outcome, strict=False)}
-
-
-def _some_action(space: spaces.Space, mask: Any) -> Tree:
-    try:
-        return space.sample(mask)
-    except Exception:  # What is no mask of this space is told elsewhere.
-        return space.sample()
 
 
 def first_difference(one: Episode, other: Episode) -> str:

@@ -8,36 +8,49 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_rollout.exchange.transports import BYTES_TAG, ORDER_TAG, SLOT_TAG, Buffers, CollectiveTransport, Transport
+from mpi_rollout.exchange.transports import (
+    BYTES_TAG,
+    ORDER_TAG,
+    SLOT_TAG,
+    Buffers,
+    CollectiveTransport,
+    Slots,
+    Transport,
+)
 from mpi_rollout.exchange.waiting import Adaptation, Wait
 from mpi_rollout.exchange.world import ROOT
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-IS_DIRECT = slice(16, 24)  # An int64 of each order: 1 if messages are direct from this order on, else 0.
-
 
 class DirectTransport(Transport):
     """Persistent sends and receives between the root and each of some other ranks.
 
     The root exchanges messages with all ranks but itself.
+
+    A rank that takes part in several exchanges waits for the first of their `arrival` requests, each of which is ready
+    after `listen`; and calls `note_arrival` where a look at the request has shown that the message has come.
+
+    Attributes
+    ----------
+    arrival
+        The request for the next message, if it is a single one: for the slot on the root, for the order elsewhere.
     """
 
     def __init__(self, buffers: Buffers, wait: Wait) -> None:
-        super().__init__(buffers, wait)
-        comm, order, slot, slots, ranks = buffers
-        self.comm = comm
+        comm, order, _, slots, ranks = buffers
+        self.comm, self._wait, self._first_rank = comm, wait, ranks.start
         self._parts_sent: list[MPI.Request] = []
         self._is_root, self._is_listening = comm.rank == ROOT, False
         self._peers = [rank for rank in ranks if rank != ROOT] if self._is_root else [ROOT]
         make = comm.Send_init if self._is_root else comm.Recv_init
         self._order_requests = [make(order.data, peer, ORDER_TAG) for peer in self._peers]
         self._slot_requests: list[MPI.Prequest] = []
-        self.use_slots(slot, slots)
+        self.use_slots(slots)
         self._start_all, self._wait_all = self._receives[0].Startall, self._receives[0].Waitall
 
-    def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
+    def use_slots(self, slots: Slots) -> None:
         """Make requests for whole slots; the root's requests receive parts of slots too."""
         if self._slot_requests:
             self.finish()
@@ -45,33 +58,37 @@ class DirectTransport(Transport):
             self._stop_listening()
         for request in self._slot_requests:
             request.Free()
-        if slots is not None:
-            self._slots = [slots[peer - self.buffers.ranks.start] for peer in self._peers]
-        elif slot is not None:
-            self._slots = [slot]
+        if slots.all is not None:
+            self._slots = [slots.all[peer - self._first_rank] for peer in self._peers]
+        elif slots.own is not None:
+            self._slots = [slots.own]
         make = self.comm.Recv_init if self._is_root else self.comm.Send_init
         pairs = zip(self._slots, self._peers, strict=True)
         self._slot_requests = [make(slot.data, peer, SLOT_TAG) for slot, peer in pairs]
         both = self._order_requests, self._slot_requests
         self._sends, self._receives = both if self._is_root else both[::-1]
-        self.arrival = self._receives[0]
-
-    def post_order(self) -> None:
-        self.listen()
-        self.send_order()
+        self.arrival: MPI.Request = self._receives[0]
 
     def send_order(self) -> None:
-        """Send the order, and do not listen: what answers it comes by another transport."""
+        self.listen()
+        self.send_last_order()
+
+    def send_last_order(self) -> None:
+        """Send an order and do not listen: what answers it comes by another transport."""
         self.finish()
         self._start_all(self._order_requests)
+
+    def receive_order(self) -> None:
+        self.listen()
+        self._receive()
 
     def send_bytes(self, data: np.ndarray) -> None:
         self._parts_sent += [self.comm.Isend(data.data, peer, BYTES_TAG) for peer in self._peers]
 
-    def await_bytes(self, data: np.ndarray) -> None:
+    def receive_bytes(self, data: np.ndarray) -> None:
         self._wait.all([self.comm.Irecv(data.data, ROOT, BYTES_TAG)])
 
-    def post_slot(self, num_rows: int) -> None:
+    def send_slot(self, num_rows: int) -> None:
         self.listen()
         self.finish()
         if num_rows == len(self._slots[0]):
@@ -79,21 +96,22 @@ class DirectTransport(Transport):
         else:
             self._parts_sent.append(self.comm.Isend(self._slots[0][:num_rows].data, ROOT, SLOT_TAG))
 
-    def await_slots(self, num_rows: int) -> None:
+    def receive_slots(self, num_rows: int) -> None:
+        self._receive()
+
+    def _receive(self) -> None:
         self._wait.all(self._receives)
         self._is_listening = False
 
-    def note_arrival(self) -> None:
-        self._is_listening = False
-
-    def await_order(self) -> None:
-        self.listen()
-        self.await_slots(0)
-
     def listen(self) -> None:
+        """Be ready to receive the next message."""
         if not self._is_listening:
             self._start_all(self._receives)
             self._is_listening = True
+
+    def note_arrival(self) -> None:
+        """Note that the message of `arrival` has come, as a look at that request has shown."""
+        self._is_listening = False
 
     def finish(self) -> None:
         self._wait_all(self._sends)
@@ -122,59 +140,75 @@ class SwitchingTransport(Transport):
     4 us to an exchange of two ranks (9 us, Open MPI), some percent of a step of 64 CartPoles.  So ranks send directly
     only while they must.
 
-    Each order says how its slots and the next orders travel, so all ranks change at the same place, without a message.
-    A rank that gets too little processor time says so in its slot's mark.  The root decides for all ranks, because in
-    lockstep one such rank delays all of them.  The `DirectTransport` is made when it is needed for the first time.
+    The word of each order says how its slots and the next orders travel, so all ranks change at the same place, without
+    a message: 1 if directly, else 0.  The word of a slot says whether its rank gets too little processor time.  The
+    root decides for all ranks, because in lockstep one such rank delays all of them.  The `DirectTransport` is made
+    when it is needed for the first time.
     """
 
     def __init__(self, buffers: Buffers, wait: Wait) -> None:
-        super().__init__(buffers, wait)
-        self._collective = CollectiveTransport(buffers, wait)
-        self._order_is_direct = buffers.order[IS_DIRECT].view(np.int64).data
+        self._buffers, self._wait, self._word = buffers, wait, buffers.order_word
+        self._collective = CollectiveTransport(buffers)
         self._direct: DirectTransport | None = None
-        self._adaptation, self._is_other_short = Adaptation(), False
-        self._use(self._collective)
+        self._now: CollectiveTransport | DirectTransport = self._collective
+        self._adaptation, self._is_direct = Adaptation(), False
+        self._words = buffers.slots.words
 
-    def _use(self, transport: CollectiveTransport | DirectTransport) -> None:
-        self._now, self._is_direct = transport, transport is self._direct
-        for name in ("post_slot", "await_slots", "finish", "send_bytes", "await_bytes"):
-            setattr(self, name, getattr(transport, name))  # Steps call these without a detour.
+    def use_slots(self, slots: Slots) -> None:
+        self._buffers, self._words = self._buffers._replace(slots=slots), slots.words
+        self._collective.use_slots(slots)
+        if self._direct is not None:
+            self._direct.use_slots(slots)
 
-    def post_order(self) -> None:
+    def send_order(self) -> None:
         if self._adaptation.sleeps(self._is_other_short) == self._is_direct:
-            self._now.post_order()
+            self._now.send_order()
             return
-        self._order_is_direct[0] = not self._is_direct
-        self._now.send_order()  # Its slots do not come back this way.
+        self._word[0] = not self._is_direct
+        if self._now is self._direct:
+            self._direct.send_last_order()
+        else:
+            self._collective.send_order()
         self._change()
-        self._now.listen()
+        if self._now is self._direct:
+            self._direct.listen()
 
-    def await_order(self) -> None:
-        self._now.await_order()
-        if self._order_is_direct[0] != self._is_direct:
+    def receive_order(self) -> None:
+        self._now.receive_order()
+        if self._word[0] != self._is_direct:
             self._change()
 
+    def send_bytes(self, data: np.ndarray) -> None:
+        self._now.send_bytes(data)
+
+    def receive_bytes(self, data: np.ndarray) -> None:
+        self._now.receive_bytes(data)
+
+    def send_slot(self, num_rows: int) -> None:
+        self._words[0] = not self._is_direct and self._adaptation.is_short()
+        self._now.send_slot(num_rows)
+
+    def receive_slots(self, num_rows: int) -> None:
+        self._now.receive_slots(num_rows)
+
+    def finish(self) -> None:
+        self._now.finish()
+
+    def _is_other_short(self) -> bool:
+        """Tell on the root whether a rank said with its last slot that it gets too little processor time."""
+        return bool(np.count_nonzero(self._words))
+
     def _change(self) -> None:
+        """Use the other one of both transports."""
         self.finish()
-        self._is_other_short = False
         if self._is_direct:
-            self._use(self._collective)
+            self._now = self._collective
             self._adaptation.restart()
         else:
             if self._direct is None:
-                self._direct = DirectTransport(self._collective.buffers, self._wait)
-            self._use(self._direct)
-
-    def is_short(self) -> bool:
-        return not self._is_direct and self._adaptation.is_short()
-
-    def note_shortage(self) -> None:
-        self._is_other_short = True
-
-    def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
-        self._collective.use_slots(slot, slots)
-        if self._direct is not None:
-            self._direct.use_slots(slot, slots)
+                self._direct = DirectTransport(self._buffers, self._wait)
+            self._now = self._direct
+        self._is_direct = not self._is_direct
 
     def free(self) -> None:
         if self._direct is not None:

@@ -15,19 +15,18 @@ order goes out, so there is one of each.
 
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_rollout.core.layout import LOST, SHORT, Block, Columns, Contents, SlotLayout, SlotUnpacker
+from mpi_rollout.core.layout import Block, Columns, Contents, SlotLayout, SlotUnpacker
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.infos import RankInfos, plain
 from mpi_rollout.exchange.orders import Command, Order
-from mpi_rollout.exchange.transports import INFOS_TAG, Buffers, Transport
-from mpi_rollout.exchange.waiting import Wait
+from mpi_rollout.exchange.transports import INFOS_TAG, Buffers, Slots, Transport
 from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.text import words_of
 
@@ -66,8 +65,7 @@ class Exchange:
         partition: Partition,
         first_rank: int,
         contents: Contents,
-        kind: type[Transport],
-        wait: Wait,
+        make_transport: Callable[[Buffers], Transport],
         first_slot: int = 0,
         memory: np.ndarray | None = None,
     ) -> None:
@@ -79,7 +77,8 @@ class Exchange:
         self.layout = SlotLayout(contents, partition.capacity)
         self.infos = SlotInfos(comm, partition, first_rank)
         self._slot_rows: list[Columns] = []
-        self.transport = kind(Buffers(comm, self.order.buffer, *self._lay_out_slots(1, memory), ranks), wait)
+        order = self.order
+        self.transport = make_transport(Buffers(comm, order.buffer, order.word, self._lay_out_slots(1, memory), ranks))
 
     @property
     def slot_rows(self) -> list[Columns]:
@@ -90,9 +89,9 @@ class Exchange:
 
     def make_room(self, num_rows: int, memory: np.ndarray | None = None) -> None:
         """Make room in slots for fragments of so many steps.  All ranks do it between the same two orders."""
-        self.transport.use_slots(*self._lay_out_slots(num_rows, memory))
+        self.transport.use_slots(self._lay_out_slots(num_rows, memory))
 
-    def _lay_out_slots(self, room: int, memory: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def _lay_out_slots(self, room: int, memory: np.ndarray | None) -> Slots:
         """Make this rank's slot, and on the root those of all ranks; return what the transport carries for them."""
         layout, num_ranks, is_root = self.layout, self.partition.num_ranks, self.comm.rank == ROOT
         shape, own = (num_ranks, room, layout.nbytes), self.comm.rank - self.first_rank
@@ -103,20 +102,26 @@ class Exchange:
         else:
             carried = slots = np.zeros(shape if is_root else (1, *shape[1:]), np.uint8)
             own = 0
+        words = marks = None
         if is_root:
             self.slots, self.columns = slots, layout.columns(slots, layout.capacity)
             header = layout.header(slots.reshape(-1, layout.nbytes))
-            step_s, self.marks, has_infos, self.num_ended = (field.reshape(num_ranks, room) for field in header)
+            fields = (field.reshape(num_ranks, room) for field in header)
+            step_s, self.marks, has_infos, words_of_rows, self.num_ended = fields
             self.step_s, self.infos.has_message = step_s[:, 0], has_infos[:, 0]
+            words, marks = words_of_rows[:, 0], self.marks[:, 0]
         if self.has_own_slot:
             self._slot: np.ndarray = slots[own]
             self._slot_rows = []
-            self.own_step_s, self.own_marks, self._own_has_infos, self.own_num_ended = layout.header(self._slot)
+            header = layout.header(self._slot)
+            self.own_step_s, self.own_marks, self._own_has_infos, own_words, self.own_num_ended = header
+            words = own_words[:1] if words is None else words
             self.slot = layout.columns(self._slot, len(self.envs))
-        return carried[own] if self.has_own_slot else None, carried if is_root else None
+        assert words is not None, "each rank of an exchange has a slot, or receives some"
+        return Slots(carried[own] if self.has_own_slot else None, carried if is_root else None, words, marks)
 
-    def post_steps(self, actions: Sequence[np.ndarray] | None, num_steps: int, step: int) -> None:
-        """Order steps, the first of which is `step`: the root's side of `await_order`.
+    def send_steps(self, actions: Sequence[np.ndarray] | None, num_steps: int, step: int) -> None:
+        """Order steps, the first of which is `step`: the root's side of `receive_order`.
 
         The actions are an array (num_steps, num_envs, ...) for each leaf, see `Order.put`; None leaves them to the
         ranks.
@@ -125,60 +130,48 @@ class Exchange:
             if num_steps > 1:
                 self.transport.finish()  # What was sent before is not in the buffer's way any more.
             self.order.put(actions, num_steps)
-        self.post_order(Command.STEP, num_steps, step, actions is None)
+        self.send_order(Command.STEP, num_steps, step, actions is None)
         if num_steps > 1 and actions is not None:
             self.transport.send_bytes(self.order.fragment)
 
-    def post_order(self, command: Command, argument: int = 0, step: int = -1, is_chosen: bool = False) -> None:
+    def send_order(self, command: Command, argument: int = 0, step: int = -1, is_chosen: bool = False) -> None:
         """Send another order, see `Command`."""
         self.order.write(command, argument, step, is_chosen)
-        self.transport.post_order()
+        self.transport.send_order()
 
-    def await_order(self) -> None:
+    def receive_order(self) -> None:
         """Wait for the root's next order, and for the actions that follow it."""
-        self.transport.await_order()
+        self.transport.receive_order()
         self.infos.finish()
         self.order.read()
         if self.order.has_fragment:
             self.order.hold(self.order.num_rows)
-            self.transport.await_bytes(self.order.fragment)
+            self.transport.receive_bytes(self.order.fragment)
 
-    def post_bytes(self, command: Command, data: np.ndarray) -> None:
+    def send_bytes(self, command: Command, data: np.ndarray) -> None:
         """Send an order and right after it bytes; they must stay as they are until the next slots come."""
-        self.post_order(command, data.nbytes)
+        self.send_order(command, data.nbytes)
         self.transport.send_bytes(data)
 
-    def await_bytes(self) -> np.ndarray:
+    def receive_bytes(self) -> np.ndarray:
         """Receive what follows the order."""
         data = np.empty(self.order.argument, np.uint8)
-        self.transport.await_bytes(data)
+        self.transport.receive_bytes(data)
         return data
 
-    def post_slot(self) -> None:
-        """Send this rank's slot, and the infos that follow it: a worker's side of `await_slots`."""
+    def send_slot(self) -> None:
+        """Send this rank's slot, and the infos that follow it: a worker's side of `receive_slots`."""
         self._own_has_infos[0] = self.infos.post()
-        if self.transport.is_short() and self.own_marks[0] == 0:
-            self.own_marks[0] = SHORT
-        self.transport.post_slot(1 if self._is_shared else self.order.num_rows)
+        self.transport.send_slot(1 if self._is_shared else self.order.num_rows)
 
-    def await_slots(self) -> None:
+    def receive_slots(self) -> None:
         """Wait for all slots.  Then a `SlotUnpacker` lays them into rows, in env order."""
-        self.transport.await_slots(1 if self._is_shared else self.order.num_rows)
-        if self.transport.lost_ranks:
-            self.marks[self.transport.lost_ranks, 0] = LOST
-            self.transport.lost_ranks.clear()
+        self.transport.receive_slots(1 if self._is_shared else self.order.num_rows)
 
     def take(self, column: np.ndarray, rows: slice | np.ndarray = slice(None), step: int = 0) -> np.ndarray:
         """Copy rows, counted in env order, of one of `columns`, from the slots' row of a step."""
         slot, row = self.partition.places
         return np.asarray(column[slot[rows], step, row[rows]])
-
-    def result_views(self) -> list[list[np.ndarray]]:
-        """Return where the outcomes of a single step are: of each column, for neighbouring ranks, (ranks, envs)."""
-        return [
-            [column[ranks.ranks, 0, : ranks.envs_per_rank] for ranks in self.partition.ranges]
-            for column in self.columns.outcomes
-        ]
 
     def end_episodes(self, slot: int, observation_arrays: Sequence[np.ndarray]) -> None:
         """Mark in the slot of a lost rank that the episodes of its envs are over, whose last observations these are."""

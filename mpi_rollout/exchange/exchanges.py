@@ -5,17 +5,20 @@ is ready first is served first.
 """
 
 import math
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpi_rollout.core.layout import Contents, SlotLayout
 from mpi_rollout.core.partition import Division
+from mpi_rollout.exchange.control import CommControl, Control
 from mpi_rollout.exchange.direct import DirectTransport, SwitchingTransport
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.shared_memory import shared_zeros
-from mpi_rollout.exchange.surviving import ShrinkingTransport
-from mpi_rollout.exchange.transports import CollectiveTransport, Transport
+from mpi_rollout.exchange.surviving import ShrinkingTransport, SurvivingControl
+from mpi_rollout.exchange.transports import Buffers, CollectiveTransport, NoTransport, Transport
 from mpi_rollout.exchange.waiting import Wait, wait_maker
 from mpi_rollout.exchange.world import ROOT
 
@@ -27,14 +30,14 @@ LEAST_NBYTES = 2**16  # Of a slot.  To share smaller ones gains some microsecond
 
 
 class Exchanges:
-    """All exchanges of this rank, and a communicator for rare messages.  **Collective** to make and to free.
+    """All exchanges of this rank, and the rare messages of all ranks.  **Collective** to make and to free.
 
     Attributes
     ----------
     all
         In env order: on the root all exchanges, elsewhere those that this rank takes part in.
     control
-        For messages of all ranks.
+        The rare messages.
     num_slots, rank_of_slot
         All slots of all ranks, in env order, and the rank of each.
     callers
@@ -50,8 +53,8 @@ class Exchanges:
         way: str = "spin",  # How ranks wait, see `waiting.wait_maker`.
     ) -> None:
         self.division, self.contents, self.is_surviving, self.way = division, contents, is_surviving, way
-        make_wait = wait_maker(way)
-        self._wait = make_wait()
+        self._make_wait = wait_maker(way)
+        self._wait = self._make_wait()
         self.num_stepping = len(division.stepping_ranks)
         partitions = division.partitions
         self._comms = [comm.Dup()] if division.first_ready else [comm.Dup() for _ in partitions]
@@ -61,14 +64,17 @@ class Exchanges:
         memory = self._shared_memory(1)
         for exchange_comm, (first_rank, partition) in zip(comms, partitions, strict=True):
             if comm.rank == ROOT or comm.rank in range(first_rank, first_rank + partition.num_ranks):
-                kind = self._kind(first_rank)
-                wait = Wait() if kind is SwitchingTransport else make_wait()
-                how = contents, kind, wait, self.num_slots, memory
-                self.all.append(Exchange(exchange_comm, partition, first_rank, *how))
+                make_transport = self._transport_maker(first_rank)
+                self.all.append(
+                    Exchange(exchange_comm, partition, first_rank, contents, make_transport, self.num_slots, memory)
+                )
             self.num_slots += partition.num_ranks
-        # A communicator that shrinks is the only one, so all its ranks send the same messages in the same order.  Its
-        # transport has also those methods of a communicator that are needed here.
-        self.control = cast("MPI.Intracomm", self.all[0].transport) if is_surviving else comm.Dup()
+        transport = self.all[0].transport
+        self.control: Control
+        if isinstance(transport, ShrinkingTransport):
+            self.control = SurvivingControl(transport)
+        else:
+            self.control = CommControl(comm.Dup())
         self.rank_of_slot = np.concatenate([first + np.arange(partition.num_ranks) for first, partition in partitions])
         self.callers = [each for each in self.all if each.first_rank != ROOT] if division.first_ready else self.all[:1]
         self._noted: list[int] = []  # Callers whose slots have come, and are not taken yet.
@@ -98,28 +104,31 @@ class Exchanges:
 
     def _take_requests(self) -> None:
         """Take the requests for the next messages of all and of callers; other slots have other requests."""
-        self._arrivals, self._slot_arrivals = (
-            [arrival for exchange in exchanges if (arrival := exchange.transport.arrival) is not None]
+        self._direct, self._called = (
+            [each.transport for each in exchanges if isinstance(each.transport, DirectTransport)]
             for exchanges in (self.all, self.callers)
         )
+        self._arrivals, self._slot_arrivals = (
+            [transport.arrival for transport in transports] for transports in (self._direct, self._called)
+        )
 
-    def _kind(self, first_rank: int) -> type[Transport]:
+    def _transport_maker(self, first_rank: int) -> Callable[[Buffers], Transport]:
         if self.is_surviving:
             return ShrinkingTransport
         if self.division.num_ranks == 1 or (self.division.first_ready and first_rank == ROOT):
-            return Transport
+            return NoTransport
         if self.division.first_ready or len(self.division.partitions) > 1 or self.way == "sleep":
-            return DirectTransport
-        return SwitchingTransport if self.way == "adapt" else CollectiveTransport
+            return partial(DirectTransport, wait=self._make_wait())
+        return partial(SwitchingTransport, wait=Wait()) if self.way == "adapt" else CollectiveTransport
 
-    def await_order(self) -> Exchange:
+    def receive_order(self) -> Exchange:
         """Wait for the next order of any exchange."""
         exchange = self.all[0]
         if len(self.all) > 1:
-            for waiting in self.all:
-                waiting.transport.listen()
+            for transport in self._direct:
+                transport.listen()
             exchange = self.all[self._wait.any(self._arrivals)]
-        exchange.await_order()
+        exchange.receive_order()
         return exchange
 
     def arrived(self, wait: bool) -> list[Exchange]:
@@ -128,11 +137,11 @@ class Exchanges:
             self._noted = self._wait.some(self._slot_arrivals)
         else:
             self.has_arrivals()
-        exchanges = [self.callers[index] for index in sorted(self._noted)]
+        arrived = sorted(self._noted)
         self._noted = []
-        for exchange in exchanges:
-            exchange.transport.note_arrival()
-        return exchanges
+        for index in arrived:
+            self._called[index].note_arrival()
+        return [self.callers[index] for index in arrived]
 
     def has_arrivals(self) -> bool:
         """Tell whether other ranks' slots have come, which `arrived` would return; with first ready only."""
@@ -148,6 +157,6 @@ class Exchanges:
         """Give the communicators back.  **Collective**."""
         for exchange in self.all:
             exchange.free()
-        # Nobody knows whether all ranks are there to free a communicator that shrinks together.
-        for comm in () if self.is_surviving else (self.control, *self._comms):
+        self.control.free()
+        for comm in () if self.is_surviving else self._comms:  # As that of `SurvivingControl`.
             comm.Free()

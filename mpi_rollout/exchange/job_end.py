@@ -18,7 +18,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from mpi_rollout.errors import Interrupted, RolloutError
-from mpi_rollout.exchange.world import GRACE_S, claimed_rank, loaded_mpi, rank_and_host
+from mpi_rollout.exchange.world import ROOT_FIRST_S, claimed_rank, loaded_mpi, rank_and_host
 from mpi_rollout.process import exits
 from mpi_rollout.process.clock import MAX_TIMEOUT_S
 from mpi_rollout.process.console import STDERR, say, settle
@@ -68,7 +68,7 @@ def all_or_none(comm: "MPI.Comm") -> Iterator[None]:
         elif comm.rank == min({*range(comm.size)} - {*lost_ranks}):
             say(f"mpi_rollout: lost rank {', '.join(map(str, lost_ranks))}, and the job ends with it\n")
         else:
-            sleep(GRACE_S)
+            sleep(ROOT_FIRST_S)
         abort(comm, RolloutError.exit_code)
 
 
@@ -152,7 +152,7 @@ def abort(comm: "MPI.Comm", code: int) -> NoReturn:
     for note in _notes:  # In a thread: their file system may hang.
         thread = threading.Thread(target=note, args=(code,), daemon=True)
         thread.start()
-        thread.join(GRACE_S)
+        thread.join(ROOT_FIRST_S)
     _await_reader(STDERR)
     release()
     exits.allow_all()  # MPI_Abort may call exit().

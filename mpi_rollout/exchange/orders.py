@@ -40,6 +40,8 @@ class Order:
         How long the slowest rank should need for these steps; 0 where nobody knows.
     is_chosen
         The ranks choose the actions of these steps.
+    word
+        One int64 of the header, which is the transport's.
     buffer, fragment
         The bytes of the order, and of the actions of the last fragment.
     """
@@ -51,6 +53,7 @@ class Order:
         self.buffer = np.zeros(self.nbytes, np.uint8)
         # Numbers are written in a third of the time that the array takes.
         self._header = self.buffer[:HEADER_NBYTES].view(np.int64).data
+        self.word = self._header[2:3]
         self._actions = self._columns_of(self.buffer[HEADER_NBYTES:], 1)
         self._num_held, self.fragment, self._held = 0, np.zeros(0, np.uint8), self._actions
         self._own_envs = slice(own_envs.start - partition.first_env, own_envs.stop - partition.first_env)

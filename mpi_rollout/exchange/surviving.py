@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
+from mpi_rollout.core.layout import LOST
 from mpi_rollout.errors import LaunchError, RankLost, RolloutError, UsageError
+from mpi_rollout.exchange.control import Control
 from mpi_rollout.exchange.job_end import abort
 from mpi_rollout.exchange.transports import Buffers, CollectiveTransport
-from mpi_rollout.exchange.waiting import Wait
-from mpi_rollout.exchange.world import GRACE_S, ROOT, library_name
+from mpi_rollout.exchange.world import ROOT, ROOT_FIRST_S, library_name
 from mpi_rollout.process.console import say
 from mpi_rollout.process.launcher import be_last
 
@@ -60,18 +61,18 @@ def check_ulfm(comm: "MPI.Intracomm") -> None:
 class ShrinkingTransport(CollectiveTransport):
     """Bcast and Gatherv among the ranks that are left: `ranks`, numbered as they were at the start.
 
-    For rare messages it also has those methods of a communicator that are needed.  A lost rank's slot stays as it is.
+    A lost rank's slot stays as it is, but for the mark `LOST`.
     """
 
-    def __init__(self, buffers: Buffers, wait: Wait) -> None:
+    def __init__(self, buffers: Buffers) -> None:
         from mpi4py import MPI
 
-        super().__init__(buffers, wait)
-        comm, slot = self.comm, buffers.slot
+        super().__init__(buffers)
+        comm, slot = self.comm, buffers.slots.own
         assert slot is not None, "all ranks have slots"
         self.rank, self.ranks = comm.rank, np.arange(comm.size)
         self._group, self._hosts = comm.Get_group(), comm.gather(os.uname().nodename, ROOT)
-        self.lost_ranks: list[int] = []
+        self._lost_ranks: list[int] = []  # The root has not told anybody of them yet.
         self._row, self._num_rows = MPI.BYTE.Create_contiguous(slot.shape[-1]).Commit(), 1
         self._num_orders = 0  # Posted by the root; elsewhere received.
         self._is_plain = True  # The last order is all there is to say in its round.
@@ -79,67 +80,79 @@ class ShrinkingTransport(CollectiveTransport):
         self._failed = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
         self._error = MPI.Exception
 
-    def _gather_of(self, num_rows: int) -> Callable[[], object]:
-        """Make the call that gathers the first rows: those of each rank come to their own place."""
+    def _gather_from_here(self, num_rows: int) -> Callable[[], object]:
+        return partial(self.comm.Gatherv, (self._slots.own, num_rows, self._row), None, ROOT)
+
+    def _gather_to_here(self, num_rows: int) -> Callable[[], object]:
+        """Make the root's call: the first rows of each rank come to their own place."""
         from mpi4py import MPI
 
-        slot, slots = self.buffers.slot, self.buffers.slots
-        if slots is None:
-            return partial(self.comm.Gatherv, (slot, num_rows, self._row), None, ROOT)
+        slots = self._slots.all
+        assert slots is not None, "the root has all slots"
         parts = np.full(len(self.ranks), num_rows), self.ranks * slots.shape[1]
         return partial(self.comm.Gatherv, MPI.IN_PLACE, (slots, parts, self._row), ROOT)
 
-    def post_order(self) -> None:
+    def send_order(self) -> None:
         self._num_orders += 1
         self._is_plain, self._num_at_order = True, len(self.ranks)
         try:
-            super().post_order()
+            super().send_order()
         except self._error as error:
             self._recover(error)
 
-    def await_order(self) -> None:
+    def receive_order(self) -> None:
         while True:
             try:
-                super().post_order()
+                super().receive_order()
                 break
             except self._error as error:
                 self._recover(error, has_slot=True)
         self._num_orders += 1
 
-    def post_slot(self, num_rows: int) -> None:
+    def send_slot(self, num_rows: int) -> None:
+        self._exchange_slots(num_rows)
+
+    def receive_slots(self, num_rows: int) -> None:
+        self._exchange_slots(num_rows)
+        if self._lost_ranks:
+            assert self._slots.marks is not None, "the root has the marks of all slots"
+            self._slots.marks[self._lost_ranks] = LOST
+            self._lost_ranks.clear()
+
+    def _exchange_slots(self, num_rows: int) -> None:
         self._num_rows = num_rows
         try:
-            super().post_slot(num_rows)
+            self._gather_slots()
         except self._error as error:
             self._recover(error, has_slot=True, is_void=not self._is_plain)
 
-    await_slots = post_slot
+    def _gather_slots(self) -> None:
+        (super().receive_slots if self.rank == ROOT else super().send_slot)(self._num_rows)
 
     def send_bytes(self, data: np.ndarray) -> None:
+        self._broadcast(data)
+
+    def receive_bytes(self, data: np.ndarray) -> None:
+        self._broadcast(data)
+
+    def _broadcast(self, data: np.ndarray) -> None:
         self._is_plain = False
         while True:
             try:
                 if len(self.ranks) == self._num_at_order or self.rank != ROOT:
-                    return super().send_bytes(data)
+                    self.comm.Bcast((data.data, self._byte), ROOT)
+                    return
                 self._recover(None, is_void=True)  # The order had to be sent again.
             except self._error as error:
                 self._recover(error, is_void=True)
 
-    await_bytes = send_bytes
-
-    def gather(self, value: T, root: int) -> list[T] | None:
-        """Gather a Python object of each rank, pickled."""
+    def call(self, call: "Callable[[MPI.Intracomm], T]") -> T | None:
+        """Make a call of all ranks between two orders.  `RankLost` if a rank is lost in it."""
         try:
-            return self.comm.gather(value, root)
+            return call(self.comm)
         except self._error as error:
             self._recover(error, is_void=True)
             return None
-
-    def Barrier(self) -> None:  # noqa: N802  As mpi4py has it.
-        try:
-            self.comm.Barrier()
-        except self._error as error:
-            self._recover(error, is_void=True)
 
     def _recover(self, error: "MPI.Exception | None", has_slot: bool = False, is_void: bool = False) -> None:
         """Go on with the ranks that are left.  **Collective** of these, wherever each of them is.
@@ -175,7 +188,7 @@ class ShrinkingTransport(CollectiveTransport):
         before = self.ranks
         self._shrink()
         # This comes first: the rest may fail, and begin again with the ranks that are left.
-        self.lost_ranks += np.setdiff1d(before, self.ranks).tolist()
+        self._lost_ranks += np.setdiff1d(before, self.ranks).tolist()
         state = np.array([self._num_orders, is_void])
         self.comm.Bcast(state, ROOT)
         num_orders, is_void = state.tolist()
@@ -183,9 +196,9 @@ class ShrinkingTransport(CollectiveTransport):
             self._num_orders = num_orders
             raise RankLost(f"lost {self._take_names()} between two steps")
         if num_orders == self._num_orders:
-            super().post_order()
+            self.comm.Bcast(self._order, ROOT)
             if has_slot:
-                super().post_slot(self._num_rows)
+                self._gather_slots()
 
     def _shrink(self) -> None:
         from mpi4py import MPI
@@ -199,7 +212,7 @@ class ShrinkingTransport(CollectiveTransport):
             if comm.rank == 0:
                 say("mpi_rollout: lost rank 0, which writes the file; the same command continues the run\n")
             else:
-                sleep(GRACE_S)
+                sleep(ROOT_FIRST_S)
             abort(comm, RolloutError.exit_code)
         if comm.size == 1:
             be_last()
@@ -218,8 +231,8 @@ class ShrinkingTransport(CollectiveTransport):
         """Return on the root the names of the ranks that have been lost since it last looked."""
         if self._hosts is None:
             return "ranks"
-        names = ", ".join(f"rank {rank} ({self._hosts[rank]})" for rank in sorted(self.lost_ranks))
-        self.lost_ranks.clear()
+        names = ", ".join(f"rank {rank} ({self._hosts[rank]})" for rank in sorted(self._lost_ranks))
+        self._lost_ranks.clear()
         return names
 
     def finish(self) -> None:
@@ -233,5 +246,25 @@ class ShrinkingTransport(CollectiveTransport):
     def free(self) -> None:
         self._row.Free()
 
-    def Abort(self, code: int) -> None:  # noqa: N802
-        self.comm.Abort(code)
+
+class SurvivingControl(Control):
+    """Rare messages among the ranks that are left, on the communicator of their transport.
+
+    It is the only one, so all ranks send the same messages in the same order.
+    """
+
+    def __init__(self, transport: ShrinkingTransport) -> None:
+        self._transport = transport
+
+    @property
+    def comm(self) -> "MPI.Intracomm":
+        return self._transport.comm
+
+    def gather(self, value: T) -> list[T] | None:
+        return self._transport.call(lambda comm: comm.gather(value, ROOT))
+
+    def wait_for_all(self) -> None:
+        self._transport.call(lambda comm: comm.Barrier())
+
+    def free(self) -> None:
+        """Do nothing: nobody knows whether all ranks are there to free a communicator that shrinks together."""

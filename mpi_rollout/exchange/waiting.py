@@ -147,25 +147,26 @@ class Adaptation:
         """Begin a new window: earlier time does not count."""
         self._before, self._is_short, self._due = processor_time(), False, perf_counter() + WINDOW_S
 
-    def is_short(self) -> bool:
-        """Tell what the last window showed.  This costs almost nothing, except once a window."""
+    def is_short(self, are_others: Callable[[], bool] = lambda: False) -> bool:
+        """Tell what the last window showed.  This costs almost nothing, except once a window.
+
+        At its end `are_others` tells whether a rank for which this one decides too gets too little processor time.
+        """
         if perf_counter() >= self._due:
             before = self._before
             self.restart()
             if before is not None and self._before is not None:
                 self._is_short = self._before.since(before).share < LEAST_SHARE
+            self._is_short = self._is_short or are_others()
         return self._is_short
 
-    def sleeps(self, is_other_short: bool = False) -> bool:
-        """Tell whether this rank should sleep while it waits.
-
-        `is_other_short` says that a rank for which this one decides too gets too little processor time.
-        """
+    def sleeps(self, are_others_short: Callable[[], bool] = lambda: False) -> bool:
+        """Tell whether this rank should sleep while it waits, see `is_short`."""
         if self._sleeps:
             self._sleeps = perf_counter() < self._until
             if not self._sleeps:
                 self.restart()
-        elif is_other_short or self.is_short():
+        elif self.is_short(are_others_short):
             now = perf_counter()
             self._rest_s = min(2 * self._rest_s, LONGEST_REST_S) if now - self._until < self._rest_s else FIRST_REST_S
             self._sleeps, self._until = True, now + self._rest_s

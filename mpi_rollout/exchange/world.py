@@ -11,14 +11,17 @@ import os
 import re
 import sys
 from contextlib import contextmanager, suppress
+from functools import cache
 from signal import SIG_IGN, SIGTERM, signal
 
 from mpi_rollout.process import rank_variables
-from mpi_rollout.process.allocation import is_step
+from mpi_rollout.process.allocation import one_of_many
+from mpi_rollout.process.c_exit import HeardExit
+from mpi_rollout.process.rank_variables import STEP_ID, is_step, variable
 from mpi_rollout.process.rank_variables import claimed_local_rank as claimed_local_rank
 from mpi_rollout.process.rank_variables import claimed_rank as claimed_rank
-from mpi_rollout.process.rank_variables import variable
-from mpi_rollout.process.start import HeardInC, speaker
+from mpi_rollout.process.start import ROOT_FIRST_S as ROOT_FIRST_S
+from mpi_rollout.process.start import HeardInC, leave, speaker
 
 TYPE_CHECKING = False  # `typing` takes time to import.
 if TYPE_CHECKING:
@@ -29,14 +32,12 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 ROOT = 0
-GRACE_S = 2.0  # The rank that writes the message comes first: when another one leaves, the launcher ends all of them.
 TELL_AFTER_S = 60.0  # After so long the user is told that ranks are missing.
 NO_LIBRARY = (ImportError, RuntimeError)  # mpi4py's wheels raise the second: they look for a library by themselves.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 START_S = 60.0  # A process that makes envs for itself, outside of a run, starts MPI for them alone.
 # Open MPI, with messages between processes of one host alone: it then does not look for the libraries of fast networks.
 ONE_HOST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,uct,usnic"}
-_LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE")
 
 
 def claimed_size() -> tuple[int, str]:
@@ -45,7 +46,7 @@ def claimed_size() -> tuple[int, str]:
     Without a launcher this is (1, "").
     """
     for name in SIZE_VARIABLES:
-        if name == "SLURM_NTASKS" and not is_step(rank_variables.variables()):
+        if name == "SLURM_NTASKS" and not is_step(variable(STEP_ID)):
             continue  # The batch script itself, not a process that srun started.
         if variable(name).isdigit() and int(variable(name)) > 1:
             return int(variable(name)), name
@@ -54,11 +55,7 @@ def claimed_size() -> tuple[int, str]:
 
 def claimed_local_size() -> int:
     """Return the number of ranks that a launcher claims to have started on this host; 1 without a launcher."""
-    for name in _LOCAL_SIZE_VARIABLES:
-        digits = re.match(r"\d+", variable(name))
-        if digits and claimed_size()[0] > 1:
-            return max(1, int(digits[0]))
-    return 1
+    return max(1, rank_variables.claimed_local_size()) if claimed_size()[0] > 1 else 1
 
 
 def rank_and_host(rank: int) -> str:
@@ -162,12 +159,37 @@ def _init_mpi() -> None:
     level = getattr(MPI, f"THREAD_{rc.thread_level.upper()}") if rc.threads else MPI.THREAD_SINGLE
     libraries = ctypes.CDLL(None), ctypes.CDLL(MPI.__file__)  # First what a profiler has put before MPI.
     init = next(library.MPI_Init_thread for library in libraries if hasattr(library, "MPI_Init_thread"))
-    if init(None, None, level, ctypes.byref(ctypes.c_int())):
+    with HeardExit(_say_that_mpi_ended):
+        code = init(None, None, level, ctypes.byref(ctypes.c_int()))
+    if code:
         from mpi_rollout.errors import LaunchError
 
         raise LaunchError(f"MPI_Init of {library_name()} failed")
     for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
         comm.Set_errhandler(MPI.ERRORS_RETURN)
+
+
+def _say_that_mpi_ended(_code: int) -> None:
+    """Say in place of an MPI library that ends this process, as MPICH's does under `srun --mpi=pmix`, what helps."""
+    from mpi_rollout.errors import LaunchError
+
+    leave(LaunchError.exit_code, f"MPI could not start, see above; {_right_launch()}")
+
+
+def _right_launch() -> str:
+    """Return words that name the library, and what starts its ranks."""
+    library = library_name()
+    plugin = "pmix" if "Open MPI" in library else "pmi2"
+    return f"mpi4py loaded {library}; start with the mpirun of that library, or under srun with --mpi={plugin}"
+
+
+@cache
+def say_of_unused(otherwise: str) -> None:
+    """Say once that this process, the only rank, is in a job of many; `otherwise` is what says that one is meant."""
+    from mpi_rollout.process.console import say
+
+    if words := one_of_many(library_name(), otherwise):
+        say(f"mpi_rollout: {words}\n")
 
 
 def library_name() -> str:
@@ -176,7 +198,8 @@ def library_name() -> str:
         from mpi4py import MPI
     except NO_LIBRARY:
         return "no MPI library"
-    return MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\x00 ")
+    first = MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\x00 ")
+    return " ".join(first.split())  # MPICH aligns its words.
 
 
 def _miss_ranks(timeout_s: float, option: str, is_over: bool) -> None:
@@ -214,8 +237,7 @@ def comm_world(hint: str = "") -> "MPI.Intracomm":
 
         raise LaunchError(
             f"the launcher started {claimed} processes ({variable}={claimed}) but each is alone in its MPI world; "
-            f"mpi4py loaded {library_name()}; start with the mpirun of that library, or under srun with "
-            f"--mpi={'pmix' if 'Open MPI' in library_name() else 'pmi2'}{hint}"
+            f"{_right_launch()}{hint}"
         )
     return comm
 

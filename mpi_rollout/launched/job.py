@@ -43,10 +43,10 @@ def launcher_of(given: Words | None, is_batch: bool) -> list[str]:
         words = shlex.split(given) if isinstance(given, str) else [*map(str, given or ())]
     except ValueError as error:
         raise UsageError(f"launcher {given!r}: {error}") from error
-    is_step = bool(rank_variables.variable("SLURM_STEP_ID"))
+    is_in_step = rank_variables.is_step(rank_variables.variable(rank_variables.STEP_ID))
     if not words and (is_batch or in_slurm):
         # In a step, as in a shell of `srun --pty`, another step would wait for its cores.
-        words = ["srun", "--kill-on-bad-exit=1", *["--overlap"] * (not is_batch and is_step)]
+        words = ["srun", "--kill-on-bad-exit=1", *["--overlap"] * (not is_batch and is_in_step)]
     words = words or [find_launcher() or "mpirun"]
     program = "sbatch" if is_batch else words[0]
     if shutil.which(program) is None:

@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-GRACE_S = 1.2  # A job whose trainer is gone ends by itself: rank 0 completes its file.
+JOB_ENDS_S = 1.2  # A job whose trainer is gone ends by itself: rank 0 completes its file.
 ENDING_S = 0.4  # From SIGTERM to SIGKILL.
 LOOK_EVERY_S = 0.5
 
@@ -28,7 +28,7 @@ def keep(trainer: int, process: subprocess.Popen, log: TextIO) -> int:
             code = process.wait()
             return code if code >= 0 else 128 - code
         if trainer in ready:
-            select.select([job], [], [], GRACE_S)
+            select.select([job], [], [], JOB_ENDS_S)
             return 1
 
 

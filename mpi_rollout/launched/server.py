@@ -28,7 +28,7 @@ from mpi_rollout.train.vector_env import MPIVectorEnv
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-GRACE_S = 0.8  # The time that ranks have to end by themselves when their trainer is gone.
+RANKS_END_S = 0.8  # The time that ranks have to end by themselves when their trainer is gone.
 
 
 def main() -> int:
@@ -89,7 +89,7 @@ def _end_with_trainer(channel: Channel, comm: "MPI.Intracomm") -> NoReturn:
     gone = select.poll()
     gone.register(channel.fileno(), select.POLLRDHUP)
     gone.poll()
-    sleep(GRACE_S)
+    sleep(RANKS_END_S)
     say("mpi_rollout: the trainer is gone; ended its ranks\n")
     job_end.abort(comm, RolloutError.exit_code)
 

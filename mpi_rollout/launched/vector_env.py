@@ -36,7 +36,7 @@ from mpi_rollout.train.request import Request, check_arguments
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
 VALUE, LAID, ERROR = range(3)  # What an answer is: a value, the outcome of a step whose arrays are laid, or an error.
-GRACE_S = 5.0  # The time that a call which was given up has to end when the envs are closed.
+CALL_ENDS_S = 5.0  # The time that a call which was given up has to end when the envs are closed.
 SPIN_S = 1e-3  # Where the trainer has a core besides those of the ranks.
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -219,9 +219,9 @@ class LaunchedVectorEnv(MPIVectorEnv, VectorEnv):
         """Let the ranks go, which completes a recording, and wait for the end of the job."""
         if os.getpid() != self._pid:  # A fork has no part in it.
             return
-        is_idle = self._interrupts.are_free_within(GRACE_S)  # Of calls of other threads.
+        is_idle = self._interrupts.are_free_within(CALL_ENDS_S)  # Of calls of other threads.
         if is_idle and self._channel.is_asked:
-            is_idle = bool(select.select([self._channel], [], [], GRACE_S)[0])
+            is_idle = bool(select.select([self._channel], [], [], CALL_ENDS_S)[0])
         try:
             if self._lost is None and is_idle:
                 self._ask("close")

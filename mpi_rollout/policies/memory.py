@@ -52,21 +52,21 @@ def check_infos(taken: frozenset[str], has_infos: bool, name: str, action_space:
     """Refuse a policy that takes infos, where there are none with types."""
     if INFOS in taken and not has_infos:
         raise UsageError(
-            Option("policy"), f" {name} takes infos, and nobody asks the envs for them; give ", Option("store_infos"),
-            f" the names and types of those that it needs, such as {infos_for(action_space)}",
+            Option("policy"), f" {name} takes infos, and nobody asks the envs for them; give the names and types of "
+            "those that it needs, such as ", *infos_for(action_space),
         )  # fmt: skip
 
 
-def infos_for(action_space: Space) -> str:
+def infos_for(action_space: Space) -> tuple[Option | str, ...]:
     """Return how one asks for infos: for the masks of these actions, if they can have any."""
     sizes = mask_sizes(action_space)
     if isinstance(action_space, MultiBinary):  # sb3-contrib's masks have two entries for each bit.
         sizes = [2] * int(np.prod(action_space.shape))
     if not sizes:
-        return '{"lives": "int"}'
+        return (Option("store_infos", {"lives": "int"}),)
     return (
-        f'{{"{MASK_NAME}": ["int8", {sum(sizes)}]}} for action masks; where the infos of an env have none, its method '
-        "action_masks() is asked"
+        Option("store_infos", {MASK_NAME: ["int8", sum(sizes)]}),
+        " for action masks; where the infos of an env have none, its method action_masks() is asked",
     )
 
 

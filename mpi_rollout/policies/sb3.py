@@ -22,7 +22,7 @@ from stable_baselines3.td3.policies import TD3Policy
 from torch.overrides import TorchFunctionMode
 
 from mpi_rollout.core.spaces import Space, Tree
-from mpi_rollout.errors import ActionError, UsageError
+from mpi_rollout.errors import ActionError, RolloutError, UsageError
 from mpi_rollout.policies.devices import moving_to
 from mpi_rollout.policies.memory import STATE
 from mpi_rollout.policies.model import SAMPLE, Model, PolicySource
@@ -79,6 +79,8 @@ def _greedy(
         tensor, _ = policy.obs_to_tensor(observations)
         try:
             actions, *states = _best(policy, tensor, env_indices, others)
+        except RolloutError:  # An ActionError is a ValueError, and says itself what is wrong.
+            raise
         except ValueError as error:  # The distributions of torch raise it.
             raise ActionError(f"the policy has no actions for envs {env_indices[0]} to {env_indices[-1]}: "
                               f"{first_line(error)}") from error  # fmt: skip

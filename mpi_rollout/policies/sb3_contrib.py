@@ -30,9 +30,9 @@ def arguments_of(policy: Any, num_rows: int, others: dict[str, Any]) -> dict[str
         starts = torch.tensor(others[STARTS], dtype=torch.float32, device=policy.device)
         return {"lstm_states": states, "episode_starts": starts}
     infos = others.get(INFOS)
-    return (
-        {"action_masks": _masks(infos, policy.action_space).to(policy.device)} if infos else {}
-    )  # A policy that is tried gets none.
+    if not infos:  # A policy that is tried gets none.
+        return {}
+    return {"action_masks": _masks(infos, policy.action_space).to(policy.device)}
 
 
 def swapped(states: Any) -> tuple[torch.Tensor, ...]:
@@ -43,8 +43,8 @@ def swapped(states: Any) -> tuple[torch.Tensor, ...]:
 def _masks(infos: dict[str, np.ndarray], action_space: Space) -> torch.Tensor:
     """Return the masks of some envs; of those without one, nothing is forbidden."""
     if MASK_NAME not in infos:
-        raise ActionError(
-            f"MaskablePPO needs the info {MASK_NAME!r}, got {', '.join(infos)}; store it too, {infos_for(action_space)}"
-        )
+        got = ", ".join(name for name in infos if mask_name(name) in infos)
+        needed = f"MaskablePPO needs the info {MASK_NAME!r}, got {got}; store it too: "
+        raise ActionError(needed, *infos_for(action_space))
     has_mask = infos[mask_name(MASK_NAME)]
     return torch.from_numpy(infos[MASK_NAME].reshape(len(has_mask), -1).astype(np.bool_) | ~has_mask[:, None])

@@ -7,26 +7,24 @@ starts one.  What launchers claim of the ranks that they start is in `exchange.w
 from collections.abc import Mapping
 from contextlib import suppress
 
-from mpi_rollout.process.rank_variables import variables
+from mpi_rollout.process.rank_variables import OF_MPIRUN, STEP_ID, is_step, variables
 
-FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Steps that srun did not start: the batch script, the shell of salloc (slurm.h).
-# Variables by which ranks know Open MPI's mpirun, and MPICH's; these start their helpers by srun, whose step they show.
-OF_MPIRUN = ("OMPI_COMM_WORLD_SIZE", "PRTE_LAUNCHED", "HYDI_CONTROL_FD")
 OF_LAUNCHERS = (*OF_MPIRUN, "PMI_SIZE", "PMI_RANK", "PMIX_RANK")
-# What batch systems say of the size of a job: SLURM, PBS, LSF, Grid Engine.
-SIZES = {"SLURM_NTASKS": "task", "PBS_NP": "slot", "LSB_DJOB_NUMPROC": "slot", "NSLOTS": "slot"}
+# What batch systems say of the size of a job: SLURM (of which `sbatch --nodes=2` says the second alone), PBS, LSF, Grid
+# Engine.
+SIZES = {
+    "SLURM_NTASKS": "task",
+    "SLURM_JOB_NUM_NODES": "node",
+    "PBS_NP": "slot",
+    "LSB_DJOB_NUMPROC": "slot",
+    "NSLOTS": "slot",
+}
 NODE_FILE = "PBS_NODEFILE"  # It has a line for each slot.
-
-
-def is_step(environ: Mapping[str, str]) -> bool:
-    """Tell whether SLURM's srun started this process: neither a batch script nor the shell of salloc did."""
-    step = environ.get("SLURM_STEP_ID", "")
-    return step.isdigit() and int(step) < FIRST_SPECIAL_STEP
 
 
 def unused(environ: Mapping[str, str]) -> tuple[int, str]:
     """Return the size of the job in which no launcher started this process, and words for it; (1, "") without one."""
-    if is_step(environ) or any(name in environ for name in OF_LAUNCHERS):
+    if is_step(environ.get(STEP_ID, "")) or any(name in environ for name in OF_LAUNCHERS):
         return 1, ""
     for name, what in SIZES.items():
         if environ.get(name, "").isdigit() and int(environ[name]) > 1:
@@ -37,13 +35,24 @@ def unused(environ: Mapping[str, str]) -> tuple[int, str]:
     return 1, ""
 
 
+def one_of_many(library: str, otherwise: str) -> str:
+    """Return words about a job that one rank does not use, for who has started no others; "" without such a job.
+
+    `otherwise` is what says that one rank is meant.
+    """
+    size, words = unused(variables())
+    if size == 1:
+        return ""
+    return f"1 rank in {words}; to use all: {starting(size, library)} ...; if 1 is meant, say so by {otherwise}"
+
+
 def starting(num_ranks: int, library: str = "", environ: Mapping[str, str] | None = None) -> str:
     """Return the command that starts so many ranks, in the words of who started this process.
 
     `library` is the name of the MPI library, if it is known.
     """
     environ = variables() if environ is None else environ
-    has_mpirun = any(name in environ for name in (OF_MPIRUN if is_step(environ) else OF_LAUNCHERS))
+    has_mpirun = any(name in environ for name in (OF_MPIRUN if is_step(environ.get(STEP_ID, "")) else OF_LAUNCHERS))
     if "SLURM_JOB_ID" not in environ or has_mpirun:
         return f"mpirun -n {num_ranks}"
     tasks = environ.get("SLURM_NTASKS", "")

@@ -9,7 +9,6 @@ send messages to the other ranks in the name of its parent.  So it ends where it
 """
 
 import atexit
-import ctypes
 import os
 import signal
 import sys
@@ -18,16 +17,15 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from mpi_rollout.errors import cause_of, without_our_frames
+from mpi_rollout.process.c_exit import HeardExit
 from mpi_rollout.process.console import say
 from mpi_rollout.process.interrupts import STOP_SIGNALS, is_main_thread
 from mpi_rollout.process.start import end_with
 from mpi_rollout.text import message_of, traceback_of
 
 FORKED_EXIT_CODE = 70
-STOPPING = (
-    "mpi_rollout.collect.run",
-    "mpi_rollout.ranks.worker",
-)  # Their signal handlers stop a run.  The handlers of `interrupts` handle forks themselves.
+# Their signal handlers stop a run.  The handlers of `interrupts` handle forks themselves.
+STOPPING = "mpi_rollout.collect.run", "mpi_rollout.ranks.worker"
 leave_now = os._exit  # Never refused.
 _refusals: list[Callable[[str], None]] = []  # What to do about an early end; empty while anyone may end this process.
 _rank_pid = 0
@@ -70,14 +68,12 @@ def _take_exits() -> None:
         atexit.register(_end_python)
     _rank_pid = os.getpid()
     os._exit = _exit
-    if _IS_GLIBC:
-        _libc.__cxa_atexit(_at_exit, None, ctypes.byref(_handlers))
+    _exit_of_c.begin()
 
 
 def _give_exits_back() -> None:
     os._exit = leave_now
-    if _IS_GLIBC:
-        _libc.__cxa_finalize(ctypes.byref(_handlers))  # Calls the handler, which refuses nothing now, and forgets it.
+    _exit_of_c.end()
 
 
 def _end_python() -> None:
@@ -96,20 +92,16 @@ def _exit(status: int) -> NoReturn:
     leave_now(status)
 
 
-# C calls this handler in `exit()`.  It is taken back by its name, which is the address of `_handlers`.
-_libc = ctypes.CDLL(None)
-_IS_GLIBC = hasattr(_libc, "gnu_get_libc_version")  # Other libraries cannot take a handler back.
-_handlers = ctypes.c_int()
-
-
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)  # glibc gives these handlers the exit code as well.
-def _at_exit(_name: int, code: int) -> None:
+def _at_exit(code: int) -> None:
     """Refuse C's `exit()`, except that of MPICH after another rank has aborted.
 
     MPICH does not call it inside the code of others, and never with code 0.
     """
     if code == 0 or ends_forked.is_inside:
         refuse("exit()")
+
+
+_exit_of_c = HeardExit(_at_exit)
 
 
 def _become_nobody() -> None:

@@ -21,7 +21,7 @@ from typing import NoReturn
 from gymnasium.error import AlreadyPendingCallError
 
 from mpi_rollout.errors import SignalInterrupt
-from mpi_rollout.process.start import HeardInC, die_by_signal
+from mpi_rollout.process.start import HeardInC, die_by_signal, end_after_loss
 from mpi_rollout.process.turns import POLL_S, CallTurns
 
 # People, launchers and batch systems stop programs by these.
@@ -147,11 +147,8 @@ class Interrupts:
                 "call",
             )
         if thread == self._main_thread:  # Handlers run in that one, and do not interrupt others.
-            if (
-                getsignal(INT),
-                getsignal(TERM),
-                getsignal(USR1),
-            ) != HANDLERS.seen:  # A notebook sets them for each cell.
+            handlers = getsignal(INT), getsignal(TERM), getsignal(USR1)
+            if handlers != HANDLERS.seen:  # A notebook sets them for each cell.
                 HANDLERS.look()
             HANDLERS.guard = self  # From here on, a signal leaves no turn taken that nobody gives back.
         if calls.is_awaited or not calls.busy.acquire(False):
@@ -263,7 +260,8 @@ class HeardTwice(HeardInC):
         self._is_over = True
         super().__exit__()
 
-    def _heed(self, _number: int) -> None:
+    def _heed(self, number: int) -> None:
+        end_after_loss(number)
         self._first_s = self._first_s or monotonic()
         if monotonic() - self._first_s > SAME_S:
             sleep(UNHEEDED_S)

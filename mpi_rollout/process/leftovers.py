@@ -13,11 +13,9 @@ and ends with it by another way: see `exits`.
 import os
 from contextlib import suppress
 
-from mpi_rollout.process.rank_variables import is_launcher
+from mpi_rollout.process.rank_variables import GIVE_GROUPS, is_launcher
 
 NAME = "MPI_ROLLOUT_STARTED_BY"
-# Each rank of these leads a process group; SLURM has one group for all ranks of a host.
-GIVE_GROUPS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra")
 KEEP = b"keep\n"
 # $1 is the word, $2 the group.  A shell starts in a tenth of the time and memory of another Python.
 SWEEPER = """
@@ -44,6 +42,7 @@ def end_leftovers() -> None:
         return
     word = f"{os.getpid()}-{os.urandom(8).hex()}"
     parent = os.getppid()
+    # SLURM has one group for all ranks of a host.
     has_group = os.getpgrp() == os.getpid() and is_launcher(parent, GIVE_GROUPS)
     reader, writer = os.pipe()
     try:

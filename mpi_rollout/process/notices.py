@@ -55,7 +55,7 @@ class Notices:
         if text in self._said:
             return
         self._said.add(text)
-        others = f"; so it is on {counted(num_others, 'other rank')}" if num_others else ""
+        others = f"; the same on {counted(num_others, 'other rank')}" if num_others else ""
         say(f"mpi_rollout: {spelled((f'{envs}: ', *text), self._spell)}{others}\n")
 
 

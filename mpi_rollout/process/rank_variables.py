@@ -2,8 +2,9 @@
 
 MPI reads them when it starts.  A program that the rank starts later would read them too: a solver that calls MPI_Init
 would take itself for the rank, and the solvers of two envs would become one world.  So `take` removes them after MPI's
-start, and who wants to know what the launcher has told asks this module.  What users set themselves stays, and so does
-the number of the rank on its host, by which programs choose a GPU.
+start, and who wants to know what the launcher has told asks this module.  What users set themselves stays, but for
+names that launchers use too (`OMPI_MCA_orte_...`, `OMPI_MCA_ess...`, `OMPI_MCA_pmix...`): nobody can see who has set
+them.  The number of the rank on its host stays as well: programs choose a GPU by it.
 
 Like `start`, this module imports only what Python itself has at hand, and old Pythons can read it.
 """
@@ -12,9 +13,14 @@ import os
 
 LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
+# Variables by which ranks know Open MPI's mpirun, and MPICH's; these start their helpers by srun, whose step they show.
+OF_MPIRUN = ("OMPI_COMM_WORLD_SIZE", "PRTE_LAUNCHED", "HYDI_CONTROL_FD", *LOCAL_SIZE_VARIABLES)
+STEP_ID = "SLURM_STEP_ID"
+FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Steps that srun did not start: the batch script, the shell of salloc (slurm.h).
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-# First letters of programs that start ranks on their host: of Open MPI, of MPICH and its relatives, of SLURM, of PALS.
-LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra", "slurmstepd", "palsd")
+# First letters of programs that start ranks on their host: of Open MPI, of MPICH and its relatives; of SLURM, of PALS.
+GIVE_GROUPS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra")  # Each rank leads a process group.
+LAUNCHERS = (*GIVE_GROUPS, "slurmstepd", "palsd")
 
 # First letters of what is the rank's own: of PMIx and PMI, of the launchers of Open MPI 5 and 4, MPICH, MVAPICH, PALS
 # and jsrun, and of a step of SLURM.  Without the latter the rank's children see what a batch script sees.
@@ -84,6 +90,27 @@ def claimed_rank() -> int:
 def claimed_local_rank() -> int:
     """Return the number of this process among those that a launcher has started on this host; 0 without a launcher."""
     return number_in(LOCAL_RANK_VARIABLES)
+
+
+def claimed_local_size() -> int:
+    """Return how many ranks a launcher says it has started on this host; 0 where none says it."""
+    if not is_of_srun():
+        return number_in(LOCAL_SIZE_VARIABLES)
+    sizes: list[str] = []  # SLURM writes them as in 2(x3),1: one number for each node.
+    for part in variable("SLURM_STEP_TASKS_PER_NODE").split(","):
+        size, _, times = part.rstrip(")").partition("(x")
+        sizes += [size] * int(times or 1)
+    return int(sizes[number_in(("SLURM_NODEID",))] or 0)
+
+
+def is_step(step_id: str) -> bool:
+    """Tell by `SLURM_STEP_ID` whether srun started a process or its launcher: neither a batch script nor salloc did."""
+    return step_id.isdigit() and int(step_id) < FIRST_SPECIAL_STEP
+
+
+def is_of_srun() -> bool:
+    """Tell whether srun itself started this process, not a launcher that uses it."""
+    return is_step(variable(STEP_ID)) and not any(map(variable, OF_MPIRUN))
 
 
 def number_in(names: "tuple[str, ...]") -> int:

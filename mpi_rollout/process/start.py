@@ -23,16 +23,24 @@ from _signal import (  # type: ignore[import-not-found]
 )
 from time import sleep
 
-from mpi_rollout.process.rank_variables import LOCAL_SIZE_VARIABLES, claimed_rank, is_launcher, number_in, variable
+from mpi_rollout.process.rank_variables import (
+    LOCAL_SIZE_VARIABLES,
+    claimed_local_size,
+    claimed_rank,
+    is_launcher,
+    is_of_srun,
+    number_in,
+    variable,
+)
 
 STOPPED, WRONG_LAUNCH = 75, 78  # As in `errors`, which takes time to import.
 ENDED = 1  # srun reports the largest code of a rank: this leaves it that of the rank that has said why.
-GRACE_S = 2.0  # Rank 0 says why first: the launcher ends the others when it has left.
+ROOT_FIRST_S = 2.0  # The rank that says why comes first: when another one leaves, the launcher ends all of them.
 LOOKS = 100
 NAMES = {SIGINT: "SIGINT", SIGTERM: "SIGTERM", SIGUSR1: "SIGUSR1"}
 LEAST = {"numpy": (1, 26), "gymnasium": (1, 1), "h5py": (3, 11), "tqdm": (4, 60), "mpi4py": (4, 0)}  # As in setup.cfg.
 PACKAGES = ("numpy", "gymnasium", "h5py", "tqdm")  # Not mpi4py: one rank runs without it.
-OF_STEP = "SLURM_STEP_TASKS_PER_NODE"  # As in 2(x3),1: one number for each node.
+NODES_OF_STEP = "SLURM_STEP_NUM_NODES"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _owner = 0  # The process that heeds signals.
 _leaving: "list[int]" = []
@@ -94,13 +102,13 @@ def speaker() -> "str | None":
     rank = claimed_rank()
     if not rank:
         return ""
-    sleep(GRACE_S)
+    sleep(ROOT_FIRST_S)
     for _ in range(LOOKS):  # Of those that wait here the first one speaks, and the others leave after it.
         if ended or _has_lost_one():
             return None
         if not _are_leaving(_others_here()[0]):
             return f"rank {rank} ({os.uname().nodename}): "
-        sleep(GRACE_S / LOOKS)
+        sleep(ROOT_FIRST_S / LOOKS)
     return None
 
 
@@ -110,7 +118,7 @@ def _leave_alone(code: int) -> None:
     for _ in range(looks):
         if _others_leave():
             break
-        sleep(GRACE_S / LOOKS)
+        sleep(ROOT_FIRST_S / LOOKS)
     else:
         if looks:
             os.kill(os.getpid(), SIGKILL)
@@ -125,7 +133,7 @@ def _others_leave() -> bool:
 
 def _has_lost_one() -> bool:
     """Tell whether another rank of this host has left; False where wrapper scripts stand between it and this one."""
-    return is_launcher(os.getppid()) and sum(map(len, _others_here())) + 1 < _local_size()
+    return is_launcher(os.getppid()) and sum(map(len, _others_here())) + 1 < claimed_local_size()
 
 
 def _others_here() -> "tuple[list[str], list[str]]":
@@ -145,22 +153,6 @@ def _are_leaving(ranks: "list[str]") -> bool:
         return any(_ignored(rank) >> (SIGUSR1 - 1) & 1 for rank in ranks)
     except OSError:
         return True
-
-
-def _local_size() -> int:
-    """Return how many ranks a launcher has started on this host; 0 where it does not tell."""
-    if not _is_of_srun():
-        return number_in(LOCAL_SIZE_VARIABLES)
-    sizes: list[str] = []
-    for part in variable(OF_STEP).split(","):
-        size, _, times = part.rstrip(")").partition("(x")
-        sizes += [size] * int(times or 1)
-    return int(sizes[number_in(("SLURM_NODEID",))])
-
-
-def _is_of_srun() -> bool:
-    """Tell whether srun itself started this process, not a launcher that uses it."""
-    return bool(variable(OF_STEP)) and not number_in(LOCAL_SIZE_VARIABLES)
 
 
 def _ignored(pid: str) -> int:
@@ -200,15 +192,26 @@ def die_by_signal(number: int) -> None:
 
 
 def _leave_by(number: int) -> None:
-    if number == SIGTERM and _is_of_srun() and (claimed_rank() or _has_lost_one()):
+    if number == SIGTERM and is_of_srun() and (claimed_rank() or _has_lost_one()):
         # srun sends it to all ranks, of which rank 0 speaks; or when a rank has left, which has said why.
-        sleep(GRACE_S)  # Rank 0 looks who is here.
+        sleep(ROOT_FIRST_S)  # Rank 0 looks who is here.
         os._exit(ENDED)
     words = f"stopped by {NAMES[number]} before the first step; give the same command again"
+    if number == SIGTERM and is_of_srun() and number_in((NODES_OF_STEP,)) > 1:
+        words += ", unless a rank on another host has said why it left"  # srun sends the same then.
     terminal = silent_terminal(number)
     if number == SIGTERM and not terminal and variable("OMPI_COMM_WORLD_RANK"):
         sleep(0.3)  # Open MPI's launcher also sends it, and soon SIGKILL, when another rank has left and said why.
     leave(STOPPED, words, terminal or 2)
+
+
+def end_after_loss(number: int) -> None:
+    """End this process if srun has sent this signal because another rank of the host is gone.
+
+    srun itself ends ranks that wait for the lost one after `KillWait` alone, which is half a minute.
+    """
+    if number == SIGTERM and is_of_srun() and _has_lost_one():
+        os.kill(os.getpid(), SIGKILL)
 
 
 def silent_terminal(number: int) -> int:

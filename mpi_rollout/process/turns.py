@@ -29,9 +29,11 @@ class CallTurns:
         return self.owner not in (0, get_ident())
 
     def wait(self, timeout_s: float) -> bool:
-        """Take the turn if the call that is under way ends in time; `busy` is then held.
+        """Take the turn if the call that is under way ends in time; return whether it was taken: `busy` is then held.
 
-        Who waits first is next: others, also the thread that calls now, wait behind it.
+        One of the threads that wait is next, whichever the lock lets in, until its time is over; the others wait
+        `timeout_s` to become the next one, and then as long again.  While `is_awaited`, a thread that wants another
+        call should wait here, and not take `busy` itself.
         """
         if not self._first.acquire(timeout=timeout_s):
             return False

@@ -26,8 +26,8 @@ from mpi_rollout.errors import (
 )
 from mpi_rollout.exchange.job_end import abort, all_or_none, place_of
 from mpi_rollout.exchange.world import (
-    GRACE_S,
     ROOT,
+    ROOT_FIRST_S,
     TELL_AFTER_S,
     claimed_size,
     comm_world,
@@ -89,7 +89,7 @@ def _await_all(comm: "MPI.Intracomm", timeout_s: float, milestone: Milestone, li
     deadline, tell_at = begin + timeout_s + grace_s, begin + TELL_AFTER_S
     if comm.rank != ROOT:
         comm.isend(None, ROOT, ARRIVAL_TAG).Wait()
-        deadline, tell_at = deadline + GRACE_S, inf  # The root knows best who is missing.
+        deadline, tell_at = deadline + ROOT_FIRST_S, inf  # The root knows best who is missing.
     missing, pause_s = {rank: comm.irecv(source=rank, tag=ARRIVAL_TAG) for rank in peers}, 0.0
     while missing := {rank: request for rank, request in missing.items() if not request.test()[0]}:
         now = monotonic()
@@ -143,7 +143,7 @@ def agree(
             cause = without_our_frames(error.__cause__, not isinstance(error, UsageError))
             own.raised = Raised.of(cause)
     # A rank says by itself that it takes too long, unless it is in C code that lets no thread of Python run.
-    _await_all(comm, timeout_s, MAKING_ENVS, limit, GRACE_S)
+    _await_all(comm, timeout_s, MAKING_ENVS, limit, ROOT_FIRST_S)
     of_all = comm.gather(own, ROOT)
     failed = comm.bcast(_failed(of_all) if of_all is not None else None, ROOT)
     if failed is not None:
@@ -161,12 +161,12 @@ def _in_time(comm: "MPI.Intracomm", timeout_s: float, limit: str) -> Iterator[No
         return
     thread = threading.get_ident()
     # A thousand ranks that hang alike need not all say so: the first one ends the job.
-    delay_s = timeout_s + min(comm.rank * SAY_APART_S, GRACE_S / 2)
+    delay_s = timeout_s + min(comm.rank * SAY_APART_S, ROOT_FIRST_S / 2)
     due = monotonic() + delay_s
 
     def end() -> NoReturn:
-        if monotonic() > due + GRACE_S / 2:  # C code let no thread run until now: another rank has said it.
-            sleep(GRACE_S)  # It ends the job.
+        if monotonic() > due + ROOT_FIRST_S / 2:  # C code let no thread run until now: another rank has said it.
+            sleep(ROOT_FIRST_S)  # It ends the job.
         place = f"mpi_rollout: {rank_and_host(comm.rank)}"
         late = f"has not {MAKING_ENVS.done} within {timeout_s:g} s: it is in {place_of(thread)}"
         say(f"{place}: {late}; {MAKING_ENVS.way_out} {limit}\n")
@@ -176,7 +176,7 @@ def _in_time(comm: "MPI.Intracomm", timeout_s: float, limit: str) -> Iterator[No
     timer.daemon = True
     timer.start()
     # Where C code lets no thread of Python run, another rank says it; if no rank can, this shows the stack.
-    faulthandler.dump_traceback_later(timeout_s + 3 * GRACE_S, exit=True, file=STDERR)
+    faulthandler.dump_traceback_later(timeout_s + 3 * ROOT_FIRST_S, exit=True, file=STDERR)
     try:
         yield
     finally:

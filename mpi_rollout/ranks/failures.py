@@ -9,7 +9,7 @@ from mpi_rollout.process.console import say
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.text import words_of
 
-GRACE_S = 1.5
+ROOT_HEARS_S = 1.5  # The root has so long to hear of a failure; then this rank says it and ends the job.
 
 
 class Failures:
@@ -33,7 +33,7 @@ class Failures:
         self.error: BaseException | None = None
         self.slices: set[Slice | None] = set()
         self._exchanges = exchanges
-        self._grace = threading.Timer(GRACE_S, lambda: None)
+        self._grace = threading.Timer(ROOT_HEARS_S, lambda: None)
 
     def note(self, error: BaseException, slice_: Slice) -> None:
         """Note the failure of a slice in a step, of which the root learns, or else the job ends."""
@@ -63,11 +63,11 @@ class Failures:
     def _begin_grace(self, fault: Fault) -> None:
         def end() -> None:
             say(f"{fault.stack}mpi_rollout: {RankError(fault, 1).shown(as_flag)}\n")
-            abort(self._exchanges.control, fault.exit_code)
+            abort(self._exchanges.control.comm, fault.exit_code)
 
         self.end_grace()
         others_ms = max(exchange.order.expected_ms for exchange in self._exchanges.all)  # The time of their fragments.
-        self._grace = threading.Timer(GRACE_S + 2 * others_ms / 1000, end)
+        self._grace = threading.Timer(ROOT_HEARS_S + 2 * others_ms / 1000, end)
         self._grace.daemon = True
         self._grace.start()
 

@@ -18,7 +18,7 @@ from mpi_rollout.envs.member import Member
 from mpi_rollout.errors import EnvError, RolloutError, as_flag
 from mpi_rollout.exchange.job_end import abort, end_timeout_s
 from mpi_rollout.exchange.waiting import way_to_wait
-from mpi_rollout.exchange.world import GRACE_S, ROOT, rank_and_host, split
+from mpi_rollout.exchange.world import ROOT, ROOT_FIRST_S, rank_and_host, split
 from mpi_rollout.options import SharedOptions
 from mpi_rollout.process.console import say
 from mpi_rollout.process.notices import NOTICES
@@ -117,7 +117,7 @@ class JobRanks:
 
     def _end(self, code: int) -> NoReturn:
         if self.job.rank != ROOT:  # The root comes first: it says why.
-            sleep(GRACE_S)
+            sleep(ROOT_FIRST_S)
         abort(self.job, code)
 
     def free(self) -> None:

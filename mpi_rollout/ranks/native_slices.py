@@ -18,7 +18,7 @@ from mpi_rollout.envs.inputs import Reset, Step, Values
 from mpi_rollout.envs.native import STEP_SINGLE_ENVS
 from mpi_rollout.envs.outputs import Casting, misfit, one_number
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns, SendRecv, as_rollout
-from mpi_rollout.errors import DataError
+from mpi_rollout.errors import DataError, Option
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.policies.memory import PolicyView
 from mpi_rollout.policies.random import RandomPolicy
@@ -185,7 +185,8 @@ class NativeSlice(Slice):
             array = np.asarray(values)
             if array.shape != column.shape:
                 is_vector = leaf is RESULTS[0] and array.size > column.size
-                raise self._misfit(leaf, column.shape, array, f"; {one_number(array.shape[1:])}" if is_vector else "")
+                way_out = ("; ", *one_number(array.shape[1:])) if is_vector else ()
+                raise self._misfit(leaf, column.shape, array, *way_out)
             if array.dtype.kind not in "biuf":  # The message names the first env.
                 raise misfit(leaf, list(values), self.named_envs.start, TypeError("no numbers"))
             column[...] = array
@@ -207,9 +208,9 @@ class NativeSlice(Slice):
             why = f": {error}"
         raise self._misfit(leaf, shape, part, why)
 
-    def _misfit(self, leaf: Leaf, shape: tuple[int, ...], part: np.ndarray, why: str = "") -> DataError:
+    def _misfit(self, leaf: Leaf, shape: tuple[int, ...], part: np.ndarray, *why: str | Option) -> DataError:
         expected, got = f"{leaf.dtype} of shape {shape}", f"{part.dtype} of shape {part.shape}"
-        return DataError(f"{self._envs_named}: {noun(leaf)} should be {expected}, got {got}{why}")
+        return DataError(f"{self._envs_named}: {noun(leaf)} should be {expected}, got {got}", *why)
 
 
 def _kind_of(value: object) -> str:

@@ -25,7 +25,7 @@ from mpi_rollout.text import in_seconds
 
 CLOSE_LIMIT_S = 60.0  # The time for `close` in a run: an env may have a video to write.
 CLOSE_NOTE_S = 5.0  # The time after which the user hears what is waited for.
-GRACE_S = 2.0  # The time that an interrupted env has to come out of its call.
+COME_OUT_S = 2.0  # The time that an interrupted env has to come out of its call.
 SLACK_S = 1.0  # More than the thread ever waits for its turn.
 
 
@@ -92,7 +92,7 @@ class Watchdog:
             seen = now
             if work is not None and age_s > self._note_s:
                 self._note(work, age_s)
-            if work is not None and age_s > (GRACE_S if is_interrupted else patience * self._timeout_s):
+            if work is not None and age_s > (COME_OUT_S if is_interrupted else patience * self._timeout_s):
                 self._act(work, is_interrupted)
                 age_s, is_interrupted = 0.0, True
 

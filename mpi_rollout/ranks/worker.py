@@ -114,14 +114,14 @@ class Worker:
 
     def _give_up(self, why: str) -> None:
         self._say(why)
-        abort(self.exchanges.control, EnvError.exit_code)
+        abort(self.exchanges.control.comm, EnvError.exit_code)
 
     def serve(self) -> tuple[int, int]:
         """Obey the root's orders until one says stop or switches to another connection; return it and its code."""
         self.clock.restart()
         while True:
             try:
-                exchange = self.exchanges.await_order()
+                exchange = self.exchanges.receive_order()
                 self.clock.lap("wait")
                 command, code = exchange.order.command, exchange.order.argument
                 self._answer(exchange, command)
@@ -135,18 +135,18 @@ class Worker:
             self.failures.end_grace()
             for other in self.exchanges.all:
                 if other is not exchange:
-                    other.await_order()
+                    other.receive_order()
             self.close(exchange.order.argument)
         elif command == Command.CALL:
-            self.exchanges.control.gather(self.call_pickled(exchange.await_bytes()), ROOT)
+            self.exchanges.control.gather(self.call_pickled(exchange.receive_bytes()))
             self.clock.lap("other")
         elif command == Command.LOAD:
-            self.load_parameters(exchange.await_bytes())
+            self.load_parameters(exchange.receive_bytes())
             self.clock.lap("other")
         elif command != Command.SWITCH:
-            arguments = () if command == Command.STEP else pickle.loads(exchange.await_bytes().data)
+            arguments = () if command == Command.STEP else pickle.loads(exchange.receive_bytes().data)
             self.obey(exchange, arguments)
-            exchange.post_slot()
+            exchange.send_slot()
             self.clock.lap("gather")
 
     def obey(self, exchange: Exchange, arguments: tuple[object, ...] = ()) -> None:

@@ -147,15 +147,17 @@ def why_no_file(path: str) -> str:
 
 def check_is_file(path: str) -> None:
     """Refuse, by UsageError, what is in the place of an unfinished file and is none; it is not opened."""
-    words = ""
-    if os.path.isdir(path):
-        words = "a folder"
-    elif os.path.islink(path) and not os.path.exists(path):
-        words = f"a link to {os.readlink(path)}, which is not there"
-    elif os.path.exists(path) and not os.path.isfile(path):
-        words = "no file but a device, pipe or socket"
-    if words:
+    if words := _instead_of_file(path):
         raise UsageError(f"{path} is {words}; move it away or use another ", Option("out"))
+
+
+def _instead_of_file(path: str) -> str:
+    """Return in words what stands in the place of a file; "" where a file is there, or nothing."""
+    if os.path.isdir(path):
+        return "a folder"
+    if os.path.islink(path) and not os.path.exists(path):
+        return f"a link to {os.readlink(path)}, which is not there"
+    return "no file but a device, pipe or socket" if os.path.exists(path) and not os.path.isfile(path) else ""
 
 
 def check_name(path: str) -> None:
@@ -172,10 +174,8 @@ def check_name(path: str) -> None:
     elif path.endswith(".part"):
         better = Option("out", quote(path.removesuffix(".part")))
         words = ": .part is for files that are not complete; use "
-    elif os.path.islink(place) and not os.path.exists(place):
-        words = f" is a link to {os.readlink(place)}, which is not there; remove it or use another "
-    elif os.path.lexists(place) and not os.path.isfile(place):
-        words = " exists and is no file but a device, pipe or socket; use another "
+    elif what := _instead_of_file(place):
+        words = f" is {what}; use another "
     if words:
         raise UsageError(given, words, better)
 

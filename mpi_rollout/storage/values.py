@@ -130,7 +130,9 @@ class ValueChecks:
         """Warn, when all is written, of infos that no env has given."""
         if self._never_said:
             names = ", ".join(map(repr, self._never_said.values()))
-            self._warnings.append((Option("store_infos"), f": no env has given the info {names}; all masks are false"))
+            noun = "info" if len(self._never_said) == 1 else "infos"
+            what = f": no env has given the {noun} {names}; all masks are false"
+            self._warnings.append((Option("store_infos"), what))
 
     def say_warnings(self, spell: Callable[[Option], str]) -> None:
         """Tell the user of wrong values that were counted since."""

@@ -124,7 +124,10 @@ def title(file: StudyFile) -> str:
     used = {host for job in file.samples for host in job.hosts.split(", ") if host}
     hosts = f"{len(used)} hosts such as {min(used)}" if len(used) > 1 else min(used, default=file.origin["host"])
     where = place_and_time(hosts, file.facts, [job.mpi_library for job in file.samples], file.origin["started"])
-    steps = counted(study.run["num_steps"], "step") + " a job"
+    # Where points differ in it, as in a study of the model, no single number is true.
+    steps = (
+        f"{counted(study.run['num_steps'], 'step')} a job" if "num_steps" in study.run else "jobs of several lengths"
+    )
     if study.lengths != ("1",):
         steps += f", fragments of {', '.join(study.lengths)}"
     return f"{study.kind} scaling of {study.env_name}, {size}, {steps}: {where}"

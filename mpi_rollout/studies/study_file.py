@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from mpi_rollout.config import RolloutConfig, difference, read_config, renamed, versions
+from mpi_rollout.config import RolloutConfig, difference, read_config, versions
 from mpi_rollout.errors import ContentError, DataError, StorageError, UsageError
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.host import num_cores_of_host, num_usable_cores
@@ -140,11 +140,6 @@ def _checked(path: str, contents: dict[str, Any]) -> StudyFile:
     if contents.pop("digest", None) != _digest(contents):
         raise ContentError("what it holds is not what was written: its digest does not fit")
     stored = {name: contents[name] for name in ("study", "facts", "origin", "samples")}
-    stored["study"]["run"] = renamed(stored["study"]["run"])
-    for sample in stored["samples"]:
-        sample.pop("binding", None)  # Older files have this, and each rank.
-        if ranks := sample.pop("ranks", None):
-            sample["cpu_share"] = min(rank["cpu_share"] for rank in ranks)
     file: StudyFile = _decoded(stored, StudyFile)
     if missing := {"cpu_model", "num_cores", "command", "host", "started"} - {*file.facts, *file.origin}:
         raise ContentError(f"it has no {min(missing)}")

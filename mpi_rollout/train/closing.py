@@ -9,7 +9,7 @@ from mpi_rollout.exchange import job_end, world
 from mpi_rollout.process import exits
 from mpi_rollout.process.console import say
 from mpi_rollout.text import message_of
-from mpi_rollout.train.ends import GRACE_S, RootEnd, Turns
+from mpi_rollout.train.ends import LEAVE_S, RootEnd, Turns
 
 
 class OfOneJob:
@@ -44,12 +44,12 @@ def _check_closed() -> None:
                 "use `with mpi_rollout.connect(...) as envs:`, or call envs.close()\n"
             )
             for end in turns.open.values():
-                if end.interrupts.are_free_within(GRACE_S):
+                if end.interrupts.are_free_within(LEAVE_S):
                     end.finish_recording()
             job_end.abort(turns.comm, RolloutError.exit_code)
 
 
 def close(end: RootEnd, pid: int) -> None:
     """Close the envs of one process when nobody has them any more, or at the program's end; never in a fork."""
-    if os.getpid() == pid and end.interrupts.are_free_within(GRACE_S):  # A thread may be in an env that hangs.
+    if os.getpid() == pid and end.interrupts.are_free_within(LEAVE_S):  # A thread may be in an env that hangs.
         end.close(0)

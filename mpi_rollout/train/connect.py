@@ -95,4 +95,7 @@ def _is_alone(comm: "MPI.Intracomm | None", timeout_s: float) -> bool:
     if world.claimed_size()[0] > 1:
         return False
     world.start_mpi_on_all_ranks(timeout_s)
-    return world.comm_world().size == 1
+    is_alone = world.comm_world().size == 1
+    if is_alone:
+        world.say_of_unused("comm=MPI.COMM_SELF")
+    return is_alone

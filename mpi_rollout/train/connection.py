@@ -33,7 +33,7 @@ from mpi_rollout.storage.values import check_storable
 from mpi_rollout.text import traceback_of
 from mpi_rollout.train.agents import form_of
 from mpi_rollout.train.closing import OPEN_TURNS, OfOneJob, close, hint
-from mpi_rollout.train.ends import GRACE_S, RootEnd, Turns, serve
+from mpi_rollout.train.ends import LEAVE_S, RootEnd, Turns, serve
 from mpi_rollout.train.recording import check_record, start_recording, types_of
 from mpi_rollout.train.request import Request
 from mpi_rollout.train.vector_env import MPIVectorEnv
@@ -272,7 +272,7 @@ class Connection(OfOneJob):
         if self._envs is None or exits.is_forked():
             return
         code, interrupts = exits.exit_code_of(error), self._envs.interrupts
-        watch = threading.Timer(GRACE_S, self._abort, (error, code))
+        watch = threading.Timer(LEAVE_S, self._abort, (error, code))
         watch.daemon = True
         # It cannot be known whether the ranks answer, or whether the call of another thread ends.
         if error is not None or interrupts.is_broken or interrupts.calls.is_of_another_thread:
@@ -296,7 +296,7 @@ class Connection(OfOneJob):
     def _abort(self, error: BaseException | None, code: int) -> None:
         if error is not None:
             say(traceback_of(error))
-        say(f"mpi_rollout: the trainer left while ranks were stepping; ended them after {GRACE_S:g} s\n")
+        say(f"mpi_rollout: the trainer left while ranks were stepping; ended them after {LEAVE_S:g} s\n")
         job_end.abort(self._comm, code or RolloutError.exit_code)
 
 

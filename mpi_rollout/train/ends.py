@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mpi_rollout.train.recorder import Recorder  # Imports h5py: a worker's imports are the job's start-up time.
 
-GRACE_S = 5.0  # The time that ranks, and calls of other threads, have to end when a trainer leaves.
+LEAVE_S = 5.0  # The time that ranks, and calls of other threads, have to end when a trainer leaves.
 End = TypeVar("End")
 Kind = TypeVar("Kind")
 P = ParamSpec("P")
@@ -274,9 +274,9 @@ class RootEnd:
         In one process, AlreadyPendingCallError if a call of another thread does not end in time; with several ranks the
         end of the with statement ends the job then.
         """
-        if self._turns is None and not self.interrupts.are_free_within(GRACE_S):
+        if self._turns is None and not self.interrupts.are_free_within(LEAVE_S):
             raise AlreadyPendingCallError(
-                f"close while another thread's call has been under way for {GRACE_S:g} s; let that thread end first",
+                f"close while another thread's call has been under way for {LEAVE_S:g} s; let that thread end first",
                 "close",
             )
         try:

@@ -1,7 +1,7 @@
 """The steps of a trainer's envs: its actions go out to the ranks, and what comes back belongs to the trainer."""
 
 from collections.abc import Callable, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,8 @@ from mpi_rollout.exchange.orders import Command
 from mpi_rollout.train.agents import AgentsForm
 from mpi_rollout.train.ends import RootEnd
 
-NUM_ROWS = 2  # Rows of observations: those before a step and those after it.
+NUM_ROWS = 2  # Those of the step before and of the last one.
 Piece = tuple[int, slice]  # A row of a block, and neighbouring envs of it.
-Copy = Callable[[], np.ndarray]
 Lay = Callable[[Sequence[Lane]], None]
 
 
@@ -37,21 +36,21 @@ class Outcomes:
         self._block = driver.block(NUM_ROWS)
         self._has_parts = isinstance(self._space, spaces.Dict | spaces.Tuple)
         self._row = dict.fromkeys(driver.lanes, 0)  # The row of each lane's last outcome.
+        self._results = {
+            lane: [[array[row, lane.envs] for array in self._block.outcomes] for row in range(NUM_ROWS)]
+            for lane in driver.lanes
+        }
         self.use_slots()
 
     def use_slots(self) -> None:
         """Take outcomes from the slots that the exchanges have now."""
-        unpackers = self._driver.unpackers(self._block)
-        self._pairs = {lane: [unpackers[lane].observation_pairs(row) for row in range(NUM_ROWS)] for lane in unpackers}
-        self._views = {lane: lane.exchange.result_views() for lane in self._driver.lanes}
-        self._copies = {lane: [_copier(views) for views in columns] for lane, columns in self._views.items()}
+        self._unpackers = self._driver.unpackers(self._block)
 
     def lay(self, lanes: Sequence[Lane]) -> None:
         """Keep the slots of some lanes, which have just come."""
         for lane in lanes:
             self._row[lane] = row = 1 - self._row[lane]
-            for target, source in self._pairs[lane][row]:
-                target[...] = source
+            self._unpackers[lane].lay_step(row)
 
     def keep(self, lanes: Sequence[Lane], arrays: Sequence[np.ndarray]) -> None:
         """Keep observations of some lanes' envs, leaf by leaf, as their last ones."""
@@ -74,9 +73,10 @@ class Outcomes:
 
     def results(self, lanes: Sequence[Lane]) -> list[np.ndarray]:
         """Return copies of the rewards, terminations, truncations, and those of agents, of lanes' last outcomes."""
-        if len(lanes) == 1:
-            return [copy() for copy in self._copies[lanes[0]]]
-        return [_copier([*chain(*views)])() for views in zip(*[self._views[lane] for lane in lanes], strict=True)]
+        of_lanes = [self._results[lane][self._row[lane]] for lane in lanes]
+        if len(of_lanes) == 1:  # The usual case.
+            return [array.copy() for array in of_lanes[0]]
+        return [np.concatenate(arrays) for arrays in zip(*of_lanes, strict=True)]
 
     def _pieces(self, lanes: Sequence[Lane]) -> list[Piece]:
         """Where the last outcomes of some lanes are: those of neighbours in the same row are one piece."""
@@ -97,13 +97,6 @@ def _joined(array: np.ndarray, pieces: Sequence[Piece], copy: bool) -> np.ndarra
     if len(pieces) > 1:
         return np.concatenate([array[piece] for piece in pieces])
     return array[pieces[0]].copy() if copy else array[pieces[0]]
-
-
-def _copier(views: Sequence[np.ndarray]) -> Copy:
-    """Return a function that copies numbers in env order, one after the other."""
-    if len(views) > 1:
-        return lambda: np.concatenate([view.ravel() for view in views])
-    return views[0].flatten if len(views[0]) > 1 else views[0][0].copy
 
 
 class Steps:

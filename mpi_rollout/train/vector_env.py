@@ -66,9 +66,8 @@ class MPIVectorEnv(OfOneJob, CalledByName, VectorEnv):  # Directly, too: skrl lo
         self._lane_of_env = np.concatenate([np.full(lane.num_envs, i) for i, lane in enumerate(driver.lanes)])
         outcomes = Outcomes(driver, copy)
         calls = None if turns is None else turns.calls
-        self.interrupts = Interrupts(
-            driver.worker.is_in_envs, calls
-        )  # After all that may fail: it is there until `close`.
+        # After all that may fail: it is there until `close`.
+        self.interrupts = Interrupts(driver.worker.is_in_envs, calls)
         self.end = RootEnd(driver, facts, mode, self.interrupts, turns)
         self.steps = Steps(driver, self.end, mode, outcomes, form)
         self._fragments = Fragments(self.steps, self.end)

@@ -107,5 +107,5 @@ def test_returns_that_are_not_finite_break_no_line_and_the_picture_says_how_many
     run_picture._plot_episodes(over, returns, lengths, episodes)
     means = over.get_lines()[1].get_ydata()
     assert np.isnan(means[0]) and (means[1:] == 1.0).all()
-    assert returns.get_xlabel() == "return; of 16 of 100 episodes not finite, left out"
+    assert returns.get_xlabel() == "return; 16 of 100 episodes left out: return not finite"
     assert lengths.get_xlabel() == "steps"

@@ -72,9 +72,9 @@ def test_the_headers_of_all_slots_are_seen_in_one_array_each():
     layout = plain_layout(EVERY_DTYPE, 2)
     slots = np.zeros((3, layout.nbytes), np.uint8)
     for rank in range(3):
-        step_s, mark, has_infos, _ = layout.header(slots[rank][None])
+        step_s, mark, has_infos, _, _ = layout.header(slots[rank][None])
         step_s[0], mark[0], has_infos[0] = rank / 4, 10 + rank, 2**40 + rank
-    step_s, marks, has_infos, _ = layout.header(slots)
+    step_s, marks, has_infos, _, _ = layout.header(slots)
     assert step_s.tolist() == [0, 0.25, 0.5] and marks.tolist() == [10, 11, 12]
     assert has_infos.tolist() == [2**40, 2**40 + 1, 2**40 + 2]
 
@@ -89,7 +89,7 @@ def test_a_slot_that_nobody_reads_is_a_cache_line():
     assert not block.named and not block.results
     partition = Partition(1000, 2)
     slots = np.zeros((2, 1, layout.nbytes), np.uint8)
-    layout.header(slots[:, 0])[3][:] = 7, 8
+    layout.header(slots[:, 0])[-1][:] = 7, 8
     unpacker = SlotUnpacker(block, layout, partition, slots, slice(0, 2))
     unpacker.lay_observations(4)
     unpacker.lay_results(3)

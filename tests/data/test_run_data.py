@@ -71,11 +71,16 @@ def indices_of(size: int) -> st.SearchStrategy[Any]:
     )
 
 
-@given(st.data(), st.sampled_from(["rewards", "observations/x"]))
-def test_any_index_gives_what_numpy_gives(path: Path, data: st.DataObject, name: str) -> None:
+@pytest.fixture(scope="module")
+def columns(path: Path) -> dict[str, tuple[Any, np.ndarray]]:
+    """Two columns, and all that each has."""
     run = mpi_rollout.open(path)
-    column = run.rewards if name == "rewards" else run.observations["x"]
-    whole = column[...]
+    return {name: (column, column[...]) for name, column in (("reward", run.rewards), ("x", run.observations["x"]))}
+
+
+@given(st.data(), st.sampled_from(["reward", "x"]))
+def test_any_index_gives_what_numpy_gives(columns: dict, data: st.DataObject, name: str) -> None:
+    column, whole = columns[name]
     others = st.sampled_from([None, Ellipsis, np.ones(whole.shape[:2], bool), np.arange(3) > 0])
     parts = [data.draw(indices_of(size)) for size in whole.shape[: data.draw(st.integers(0, whole.ndim))]]
     for _ in range(data.draw(st.integers(0, 2))):

@@ -46,6 +46,6 @@ def test_a_slurm_job_whose_srun_may_not_take_cpus_per_task_is_warned_of():
 def test_an_env_that_ignores_its_seed_is_warned_of_with_the_column_that_differs():
     found = judge_seeds(RolloutConfig(env_factory="forgetful_envs:Rewarding"))
     assert found.state == WARN and "it gives other rewards of step 0: " in found.found
-    assert found.advice.startswith("let reset(seed=...) seed all that it draws from")
+    assert found.advice.startswith("seed every random generator of the env in reset(seed=...)")
     assert judge_seeds(RolloutConfig(env_factory="forgetful_envs:Seeded")).state == OK
     assert judge_seeds(RolloutConfig(env="CartPole-v1", vectorization_mode="envpool")) is None

@@ -1,6 +1,5 @@
 """Observations whose dtype is not that of their space: cast as by Gymnasium's `SyncVectorEnv`, or refused."""
 
-import re
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.outputs import is_exact
-from mpi_rollout.errors import DataError
+from mpi_rollout.errors import DataError, as_argument, as_flag
 
 NEXT_STEP, SAME_STEP = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
 
@@ -131,16 +130,21 @@ class Objectives(Casual):
 def test_a_vector_of_rewards_is_refused_with_the_wrapper_that_makes_one_number_of_it(monkeypatch: pytest.MonkeyPatch):
     loop = LoopVectorEnv([partial(Objectives, FLOATS, lambda n: FLOATS.low)] * 2, infos=False)
     loop.reset()
-    for library, way_out in (
-        (None, "make one number of it by a wrapper such as gymnasium.wrappers.TransformReward; --store-infos stores"),
+    by_wrapper = "make one number of it by a wrapper such as gymnasium.wrappers.TransformReward; "
+    linear, parts = "mo_gymnasium.wrappers:LinearReward", '{"vector_reward": ["float64", 2]}'
+    for library, flags, arguments in (
+        ("another", f"{by_wrapper}--store-infos stores", f"{by_wrapper}infos stores"),
         (
             "mo_gymnasium",
-            """--wrappers mo_gymnasium.wrappers:LinearReward makes one number of it, and --store-infos '{"v""",
+            f"--wrappers {linear} makes one number of it, and --store-infos '{parts}' stores",
+            f"wrappers={linear} makes one number of it, and infos={parts} stores",
         ),
     ):
-        monkeypatch.setitem(sys.modules, library or "another", types.ModuleType("empty"))
-        with pytest.raises(DataError, match=re.escape(f"got float32 of shape (2,); {way_out}")):
+        monkeypatch.setitem(sys.modules, library, types.ModuleType("empty"))
+        with pytest.raises(DataError) as refused:
             loop.step(loop.action_space.sample())
+        for spell, way_out in ((as_flag, flags), (as_argument, arguments)):
+            assert f"got float32 of shape (2,); {way_out} its parts" in refused.value.shown(spell)
 
 
 def test_scalars_of_python_are_no_other_dtype():
@@ -212,7 +216,7 @@ def test_a_run_casts_and_says_so_in_one_line_of_one_rank_unless_it_is_strict(job
     strict = job(1, *env, *FEW, "--out", "strict.h5", "--env-checks", "dtypes")
     assert cast.code == 0 and "UserWarning" not in cast.err, cast.err
     what = "is float64, its space is float32; it is cast from now on; --env-checks dtypes refuses it instead"
-    assert cast.messages == [f"{who} {what}; so it is on 2 other ranks"]
+    assert cast.messages == [f"{who} {what}; the same on 2 other ranks"]
     assert datasets(job.folder / "cast.h5")["observations"].dtype == np.float32
     assert strict.code == 65 and "should be float32 of shape" in strict.err, strict.err
 

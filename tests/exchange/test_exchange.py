@@ -7,13 +7,12 @@ import pytest
 from envs import Counting, Nested
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import RESTARTED, SHORT, Contents
+from mpi_rollout.core.layout import Contents
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.orders import HEADER_NBYTES, Command
-from mpi_rollout.exchange.transports import Transport
-from mpi_rollout.exchange.waiting import Wait
+from mpi_rollout.exchange.transports import NoTransport
 
 LIVES = Leaf(("lives",), np.dtype(np.int64), ())
 
@@ -24,7 +23,7 @@ def exchange_of(
     """An exchange without messages, of this rank."""
     comm = SimpleNamespace(rank=rank, size=first_rank + partition.num_ranks)
     contents = Contents(Counting.observation_space, action_space, infos=(LIVES,))
-    return Exchange(comm, partition, first_rank, contents, Transport, Wait())
+    return Exchange(comm, partition, first_rank, contents, NoTransport)
 
 
 def test_an_order_has_aligned_columns_for_the_actions_of_all_envs():
@@ -42,7 +41,7 @@ def test_the_actions_of_a_fragment_are_those_of_its_steps(space: spaces.Space):
     exchange = exchange_of(Partition(7, 3, first_env=10), rank=1, action_space=space)
     for num_steps in (3, 8, 8, 2):
         arrays = [draws.integers(0, 2, (num_steps, 7, *leaf.shape)).astype(leaf.dtype) for leaf in leaves(space)]
-        exchange.post_steps(arrays, num_steps, 40)
+        exchange.send_steps(arrays, num_steps, 40)
         assert (exchange.order.num_rows, exchange.order.step) == (num_steps, 40)
         for array, sent, own in zip(arrays, exchange.order.actions, exchange.order.own_actions, strict=True):
             assert sent.dtype == array.dtype and sent.tobytes() == array.tobytes()
@@ -52,9 +51,9 @@ def test_the_actions_of_a_fragment_are_those_of_its_steps(space: spaces.Space):
 
 def test_the_actions_of_one_step_are_a_fragment_of_one():
     exchange = exchange_of(Partition(7, 3, first_env=10), rank=1, action_space=spaces.Discrete(100))
-    exchange.post_steps([np.ones((4, 7), np.int64)], 4, -1)
+    exchange.send_steps([np.ones((4, 7), np.int64)], 4, -1)
     for actions in (np.arange(7), np.arange(7)[None]):
-        exchange.post_steps([actions], 1, -1)
+        exchange.send_steps([actions], 1, -1)
         assert exchange.order.actions[0].tolist() == [list(range(7))]
         assert exchange.order.own_actions[0].tolist() == [[3, 4]]
 
@@ -69,7 +68,7 @@ def test_the_actions_of_one_step_are_a_fragment_of_one():
 )
 def test_an_order_says_how_many_rows_come_back(command: Command, argument: int, num_rows: int):
     exchange = exchange_of(Partition(2, 1))
-    exchange.post_order(command, argument)
+    exchange.send_order(command, argument)
     assert (exchange.order.num_rows, exchange.order.step) == (num_rows, -1)
 
 
@@ -116,17 +115,6 @@ def test_the_roots_own_infos_need_no_message_and_are_taken_once():
     exchange.infos.put({"a": 1}, 0, is_kept=True)
     exchange.infos.receive()
     assert exchange.infos.take() == []
-
-
-@pytest.mark.parametrize(("mark", "expected"), [(0, SHORT), (RESTARTED, RESTARTED), (-15, -15)])
-def test_a_slot_says_that_its_rank_is_short_of_processor_time_if_it_has_nothing_else_to_say(mark: int, expected: int):
-    exchange = exchange_of(Partition(4, 2), rank=1)
-    exchange.own_marks[0] = mark
-    exchange.post_slot()
-    assert exchange.own_marks[0] == mark
-    exchange.transport.is_short = lambda: True
-    exchange.post_slot()
-    assert exchange.own_marks[0] == expected
 
 
 def test_all_rows_of_a_lost_ranks_slot_say_that_its_episodes_are_over():

@@ -116,7 +116,7 @@ def test_a_rank_that_fails_alone_says_so_and_ends_all(
 
 
 def test_a_note_that_hangs_keeps_no_rank_from_ending_all(calls: list, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(job_end, "loaded_mpi", lambda: None), monkeypatch.setattr(job_end, "GRACE_S", 0.01)
+    monkeypatch.setattr(job_end, "loaded_mpi", lambda: None), monkeypatch.setattr(job_end, "ROOT_FIRST_S", 0.01)
     comm, hung = SimpleNamespace(Abort=lambda code: calls.append(f"abort {code}")), threading.Event()
     with pytest.raises(Left), job_end.noting_abort(lambda _: hung.wait(5) or calls.append("waited")):
         job_end.abort(comm, 70)

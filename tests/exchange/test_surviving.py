@@ -26,7 +26,7 @@ from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange import surviving
 from mpi_rollout.exchange.surviving import ShrinkingTransport
-from mpi_rollout.exchange.transports import Buffers
+from mpi_rollout.exchange.transports import Buffers, Slots
 
 pytestmark = pytest.mark.full_start
 
@@ -404,7 +404,8 @@ def shrinking(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]
         monkeypatch.setattr(surviving, "be_last", lambda: calls.append("be last"))
         slots = np.zeros((3, 1, 8), np.uint8)
         comm = Comm([0, 1, 2], calls, {}, lost)
-        transport = ShrinkingTransport(Buffers(comm, np.zeros(8, np.uint8), slots[0], slots, range(3)), None)
+        own = Slots(slots[0], slots, np.zeros(3, np.int64), np.zeros(3, np.int64))
+        transport = ShrinkingTransport(Buffers(comm, np.zeros(8, np.uint8), memoryview(b""), own, range(3)))
         calls.clear()
         comm.script.update({name.replace("_", " "): outcomes for name, outcomes in script.items()})
         return SimpleNamespace(transport=transport, calls=calls)

@@ -12,7 +12,8 @@ from mpi_rollout.errors import LaunchError
 from mpi_rollout.exchange import single_rank, world
 from mpi_rollout.process import rank_variables
 
-VARIABLES = (*rank_variables.RANK_VARIABLES, *world.SIZE_VARIABLES, *world._LOCAL_SIZE_VARIABLES, "SLURM_STEP_ID")
+OF_STEP = ("SLURM_STEP_ID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
+VARIABLES = (*rank_variables.RANK_VARIABLES, *world.SIZE_VARIABLES, *rank_variables.OF_MPIRUN, *OF_STEP)
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,18 @@ def test_open_mpi_looks_for_networks_only_between_hosts_or_where_told(
         ({"OMPI_COMM_WORLD_SIZE": "many"}, (1, ""), 1),
         ({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "3"}, (4, "PMI_SIZE"), 3),
         ({"SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}, (1, ""), 1),
-        ({"SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_ID": "0"}, (4, "SLURM_NTASKS"), 2),
+        ({"SLURM_NTASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_ID": "0"}, (4, "SLURM_NTASKS"), 2),
+        (
+            {"SLURM_NTASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x2),3", "SLURM_STEP_ID": "0", "SLURM_NODEID": "2"},
+            (7, "SLURM_NTASKS"),
+            3,
+        ),
+        ({"SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, (4, "SLURM_NTASKS"), 1),
+        (
+            {"PMI_SIZE": "4", "MPI_LOCALNRANKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_ID": "0"},
+            (4, "PMI_SIZE"),
+            3,
+        ),
         ({"OMPI_COMM_WORLD_SIZE": "1", "PMI_SIZE": "3"}, (3, "PMI_SIZE"), 1),
     ],
 )

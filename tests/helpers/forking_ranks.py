@@ -28,6 +28,7 @@ from types import SimpleNamespace
 from mpi_rollout.__main__ import start
 from mpi_rollout.storage import sandbox
 
+# But none of the tests' own modules: some find out at once which rank they are on.
 for name in (
     "mpi_rollout.cli",
     "mpi_rollout.collect.run",
@@ -41,7 +42,7 @@ for name in (
     "gymnasium.envs.classic_control",
     "pytest",
     *sys.argv[2:],
-):  # But none of the tests' own modules: some find out at once which rank they are on.
+):
     importlib.import_module(name)
 
 MAPPED = "from mpi4py import rc; rc.initialize = False; import mpi4py.MPI; print(open('/proc/self/maps').read())"

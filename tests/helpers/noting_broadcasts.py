@@ -23,10 +23,8 @@ class NotingComm:
 
 
 class Noting(CollectiveTransport):
-    def use_slots(self, slot, slots):
-        if not isinstance(self.comm, NotingComm):
-            self.comm = NotingComm(self.comm)
-        super().use_slots(slot, slots)
+    def __init__(self, buffers):
+        super().__init__(buffers._replace(comm=NotingComm(buffers.comm)))
 
 
 if __name__ == "__main__":

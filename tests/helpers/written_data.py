@@ -41,10 +41,8 @@ class Feed:
     ):  # fmt: skip
         self.space, self.num_envs, self.seed = space, num_envs, seed
         self.compression, self.bits = compression, bits  # Of each byte of an observation or action.
-        self.options, self.attributes = (
-            options,
-            dict[str, object](),
-        )  # More of the configuration, and of the root group.
+        # More of the configuration, and of the root group.
+        self.options, self.attributes = options, dict[str, object]()
 
     def writer(self, path: Path | str, num_rows: int, num_blocks: int = 3, num_past: int | None = None) -> Writer:
         """Make a writer with small blocks; with `num_past` steps, of a run whose unfinished file is continued."""

@@ -293,7 +293,7 @@ def test_after_an_interrupt_the_envs_go_on(
 
 @pytest.mark.mpi(2)
 def test_envs_that_do_not_come_back_are_closed_all_the_same(num_ranks: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(vector_env, "GRACE_S", 0.1)
+    monkeypatch.setattr(vector_env, "CALL_ENDS_S", 0.1)
     monkeypatch.setattr(vector_env, "num_usable_cores", lambda: num_ranks)
     kwargs = [{"trainer": os.getpid(), "times": 2 * (env == 3), "go": "never"} for env in range(4)]
     with launch(Interrupting, 4, num_ranks, env_kwargs=kwargs) as envs:

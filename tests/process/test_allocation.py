@@ -19,6 +19,7 @@ OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
     [
         (BATCH, "an allocation of 4 tasks (SLURM_NTASKS=4)"),
         (SHELL, "an allocation of 4 tasks (SLURM_NTASKS=4)"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}, "an allocation of 4 nodes (SLURM_JOB_NUM_NODES=4)"),
         ({"PBS_NP": "4"}, "an allocation of 4 slots (PBS_NP=4)"),
         ({"LSB_DJOB_NUMPROC": "4"}, "an allocation of 4 slots (LSB_DJOB_NUMPROC=4)"),
         ({"NSLOTS": "4"}, "an allocation of 4 slots (NSLOTS=4)"),
@@ -55,6 +56,7 @@ def test_the_lines_of_a_node_file_are_counted(tmp_path):
         ({"PBS_NP": "4"}, OPEN_MPI, "mpirun -n 3"),
         (BATCH, OPEN_MPI, "srun --mpi=pmix -n 3"),
         (SHELL, MPICH, "srun --mpi=pmi2 -n 3"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3"}, OPEN_MPI, "srun --mpi=pmix -n 3"),
         (STEP | {"PMI_RANK": "0"}, MPICH, "srun --mpi=pmi2 -n 3"),
         (STEP, "", "srun -n 3"),
         (STEP | {"SLURM_NTASKS": "2"}, OPEN_MPI, "sbatch --ntasks=3"),
@@ -74,6 +76,20 @@ def test_one_rank_in_an_allocation_of_many_is_told_at_once(job: Job):
     assert result.code == 0 and line.startswith(
         "1 rank in an allocation of 4 tasks (SLURM_NTASKS=4); to use all: srun "
     )
+
+
+TRAINER = """
+import mpi_rollout
+for _ in range(2):
+    mpi_rollout.connect("CartPole-v1", 2{meant}).close()
+"""
+
+
+def test_a_trainer_that_is_the_only_rank_is_told_once(job: Job):
+    [line] = job.script(None, TRAINER.format(meant=""), **BATCH).messages
+    assert line.startswith("1 rank in an allocation of 4 tasks") and line.endswith("say so by comm=MPI.COMM_SELF")
+    meant = "from mpi4py import MPI\n" + TRAINER.format(meant=", comm=MPI.COMM_SELF")
+    assert job.script(None, meant, **BATCH).messages == []
 
 
 @pytest.mark.parametrize("meant", [("--expect-ranks", "1"), ("--dry-run",)])

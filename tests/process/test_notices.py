@@ -21,7 +21,7 @@ def test_a_notice_of_many_ranks_is_one_line_with_the_first_envs_and_the_number_o
     for _ in range(2):  # At the start and at the end.
         root.hear([notices.held for notices in (root, *others)], as_argument)
     assert capfd.readouterr().err.splitlines() == [
-        "mpi_rollout: env 0: it is cast; env_checks=dtypes refuses it; so it is on 3 other ranks",
+        "mpi_rollout: env 0: it is cast; env_checks=dtypes refuses it; the same on 3 other ranks",
         "mpi_rollout: env 13: it is another thing",
     ]
 

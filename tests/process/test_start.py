@@ -9,7 +9,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
-from jobs import CLONE, HELPERS, Job, Running, are_gone, is_hydra, launcher, processes_in, run_job
+from jobs import CLONE, HELPERS, Job, Running, are_gone, is_hydra, job_environment, launcher, processes_in, run_job
 from stopped_runs import is_code
 
 from mpi_rollout.errors import Interrupted, LaunchError
@@ -46,6 +46,16 @@ def test_a_signal_amid_the_imports_ends_the_program_with_one_line(job: Job, name
     os.kill(run.pid, getattr(signal, name))
     result = run.finish(20)
     assert (result.code, result.messages, result.num_tracebacks) == (75, [words_of(name)], 0), result.err
+
+
+def test_on_several_hosts_srun_may_have_sent_the_signal_since_another_rank_left(job: Job):
+    step = {"SLURM_STEP_TASKS_PER_NODE": "1,2", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "0"}
+    run = job.start(None, *RUN, **slow_package(job), **step)
+    run.wait_until(lambda: [*job.folder.glob("imports-*")])
+    os.kill(run.pid, signal.SIGTERM)
+    result = run.finish(20)
+    otherwise = ", unless a rank on another host has said why it left"
+    assert (result.code, result.messages) == (75, [words_of("SIGTERM") + otherwise]), result.err
 
 
 @pytest.mark.mpi(1, 2)
@@ -273,3 +283,32 @@ def test_a_trainer_hears_of_a_package_that_is_too_old(job: Job, name: str):
 @pytest.mark.parametrize(("version", "numbers"), [("1.26.4", (1, 26)), ("4.60", (4, 60)), ("3.11rc1", ()), ("x", ())])
 def test_versions_are_compared_by_their_first_two_numbers(version: str, numbers: tuple[int, ...]):
     assert start._numbers(version) == numbers
+
+
+STEP_OF_TWO = """
+import ctypes, os, signal, sys, time
+from mpi_rollout.process.start import end_after_loss
+ctypes.CDLL(None).prctl(15, b"slurmstepd")  # PR_SET_NAME
+os.environ.update(SLURM_STEP_TASKS_PER_NODE="2", SLURM_NODEID="0")
+other = os.fork()
+if not other:
+    signal.pause()
+if {is_lost}:
+    os.kill(other, signal.SIGKILL)
+    os.wait()
+rank = os.fork()
+if not rank:
+    end_after_loss(signal.SIGTERM)
+    os._exit(7)
+_, status = os.waitpid(rank, 0)
+if not {is_lost}:
+    os.kill(other, signal.SIGKILL)
+print(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.parametrize(("is_lost", "code"), [(True, -signal.SIGKILL), (False, 7)])
+def test_a_rank_ends_at_once_where_srun_stops_it_since_another_one_is_lost(is_lost: bool, code: int):
+    program = [sys.executable, "-c", STEP_OF_TWO.format(is_lost=is_lost)]
+    done = subprocess.run(program, env=job_environment(), capture_output=True, text=True, timeout=300)
+    assert done.stdout == f"{int(code)}\n", done.stderr

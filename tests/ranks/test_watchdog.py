@@ -122,7 +122,7 @@ def test_a_call_that_has_just_ended_is_not_interrupted():
 
 
 def test_a_call_that_does_not_come_out_ends_the_job(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watchdog, "GRACE_S", 0.05)
+    monkeypatch.setattr(watchdog, "COME_OUT_S", 0.05)
     with watched(work()) as each:
         with pytest.raises(EnvTimeout):
             time.sleep(LONG_S)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import jobs
 import pytest
-from jobs import CLONE, Job, Result, assert_same_bytes, datasets, run_job, worlds
+from jobs import CLONE, Job, Result, assert_same_bytes, datasets, preloadable, run_job, worlds
 
 pytestmark = pytest.mark.full_start
 
@@ -45,6 +45,12 @@ def test_a_process_that_is_alone_says_so_where_the_first_has_not(job):
     [message] = result.messages
     assert result.code == 78 and message.startswith("rank 1 (") and "each is alone in its MPI world" in message
     assert list(job.folder.iterdir()) == []
+
+
+@pytest.mark.mpi(1, 2)
+def test_what_helps_is_said_where_mpi_ends_the_ranks_while_it_starts(job, num_ranks):
+    result = job(num_ranks, *RUN, *OUT, LD_PRELOAD=preloadable("ending_mpi.c", job.folder))
+    assert assert_refused(result, job.folder).startswith("MPI could not start, see above; mpi4py loaded ")
 
 
 def test_a_batch_script_that_starts_one_process_itself_may_run(job):

@@ -127,9 +127,12 @@ WRONG = {
     "early": (64, r"takes episode_starts too early; .* act\(observations, env_indices, uniforms, \.\.\.\)"),
     "allowing": (
         64,
-        r"takes infos, and nobody asks the envs .* give --store-infos .*\"int8\", 2\]} .* action_masks\(\) is",
+        r"takes infos, and nobody asks the envs .* such as --store-infos '{.*\"int8\", 2\]}' .* action_masks\(\) is",
     ),
-    "allowed": (64, r"allowed takes infos, and nobody asks the envs .* give --store-infos .*\"int8\", 2\]} for action"),
+    "allowed": (
+        64,
+        r"allowed takes infos, and nobody asks the envs .* such as --store-infos '{.*\"int8\", 2\]}' for action",
+    ),
 }
 
 

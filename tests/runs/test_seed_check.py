@@ -25,7 +25,7 @@ def test_a_run_of_an_env_that_ignores_its_seed_says_so_in_one_line_and_in_its_fi
     result = job(None, *UNSEEDED, "--out", "run.h5")
     [line] = [line for line in result.err.splitlines() if "does not repeat" in line]
     assert line.startswith("mpi_rollout: env 0 does not repeat its episodes: reset twice with seed ")
-    assert "other observations of the reset: at [0] " in line and "let reset(seed=...) seed all" in line
+    assert "other observations of the reset: at [0] " in line and "seed every random generator of the env" in line
     assert seed_check(job.folder / "run.h5").startswith("reset twice with seed ")
     assert "its seeds     env 0 does not repeat its episodes: reset twice" in job(None, "inspect", "run.h5").out
     replayed = job(None, "verify", "run.h5", "--replay", "2", *UNSEEDED[:2])

@@ -173,7 +173,7 @@ def test_why_files_cannot_be_locked_is_told_in_the_systems_words(monkeypatch, er
         ("none/", "got the folder none/; use --out none/run.h5"),
         ("run.h5.part", ".part is for files that are not complete; use --out run.h5"),
         ("link", "--out link is a link to gone, which is not there"),
-        ("/dev/null", "exists and is no file but a device, pipe or socket"),
+        ("/dev/null", " is no file but a device, pipe or socket"),
     ],
 )
 def test_what_cannot_name_an_output_is_refused_with_a_name_that_can(tmp_path, monkeypatch, name: str, words: str):

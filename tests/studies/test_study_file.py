@@ -8,6 +8,7 @@ import pytest
 from made_up_studies import FACTS, ORIGIN, RUN, made_up, make_study
 
 from mpi_rollout.errors import DataError, StorageError, UsageError
+from mpi_rollout.studies.report import title
 from mpi_rollout.studies.scaling import Measurement
 from mpi_rollout.studies.study_file import StudyFile, _digest, read_study
 
@@ -79,7 +80,7 @@ DAMAGE = {
     "it has no host": lambda plain: _without(plain["origin"], "host"),
     "Study.__init__.. got an unexpected keyword argument 'sizes'": lambda plain: plain["study"].update(sizes=1),
     "'512' should be int": lambda plain: plain["study"].update(size="512"),
-    "'int' object is not iterable": lambda plain: plain["samples"][0].update(ranks=3),
+    "Sample.__init__.. got an unexpected keyword argument 'ranks'": lambda plain: plain["samples"][0].update(ranks=3),
     "zip.. argument 2 is longer than argument 1": lambda plain: plain["samples"][0].update(limit=[[1.0]]),
     "-n 1 --fragment-length 1, repeat 0: no job can have measured 0 or": lambda plain: plain["samples"][0].update(
         seconds=0.0
@@ -87,17 +88,6 @@ DAMAGE = {
     "-n 1 .* no job can have measured -1 or": lambda plain: plain["samples"][0].update(limit=[[-1.0, 2.0]]),
     "--num-envs must be at least the largest": lambda plain: plain["study"].update(size=1),
 }
-
-
-def test_of_the_ranks_in_an_older_file_the_least_share_is_kept(tmp_path: Path, file: StudyFile):
-    file.write(str(tmp_path / "study.json"), UPDATED)
-    plain = json.loads((tmp_path / "study.json").read_text())
-    del plain["digest"]
-    for sample in plain["samples"]:
-        del sample["cpu_share"]
-        sample["ranks"] = [{"cpu_share": 0.9}, {"cpu_share": 0.5}]
-    (tmp_path / "study.json").write_text(json.dumps(plain | {"digest": _digest(plain)}))
-    assert {sample.cpu_share for sample in read_study(str(tmp_path / "study.json")).samples} == {0.5}
 
 
 @pytest.mark.parametrize("words", DAMAGE)
@@ -127,7 +117,8 @@ def test_a_file_is_of_the_same_study_on_the_same_machine_by_the_same_program(fil
     )
 
 
-@pytest.mark.parametrize("name", ["strong-acrobot", "strong-cartpole", "strong-humanoid", "weak"])
-def test_the_measured_studies_are_read(name: str):
+@pytest.mark.parametrize("name", [*(f"strong-{env}" for env in ("acrobot", "cartpole", "humanoid")), "weak", "model"])
+def test_the_measured_studies_are_read_and_have_a_title(name: str):
     file = read_study(str(Path(__file__).parents[2] / "results" / "measured" / f"{name}.json"))
     assert file.done == {*file.study.order()} and not file.failed
+    assert title(file).startswith(f"{file.study.kind} scaling of {file.study.env_name}, ")

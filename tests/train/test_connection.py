@@ -129,7 +129,7 @@ def test_a_trainer_that_fails_waits_for_no_long_step(job: Job, num_ranks: int, l
     """A step of rank 1 does not end here at all."""
     program = f"""
 import envs as test_envs, mpi_rollout.train.connection
-mpi_rollout.train.connection.GRACE_S = 0.5
+mpi_rollout.train.connection.LEAVE_S = 0.5
 with mpi_rollout.connect(test_envs.Gated, 4, env_kwargs=dict(rank=1)) as envs:
     if envs is not None:
         envs.reset()

@@ -15,6 +15,10 @@ LATE = str(HELPERS / "late_ranks.py")
 NUM_STARTS, NUM_RANKS, AT_ONCE = 100, 4, 8
 PYTHONS = {name: str(folder / "bin" / "python") for name, folder in VENVS.items()}
 ALONE = "the launcher started 4 processes (SLURM_NTASKS=4) but each is alone in its MPI world; mpi4py loaded "
+STOPPED = (
+    "stopped by SIGTERM before the first step; give the same command again, "
+    "unless a rank on another host has said why it left"
+)
 RUN = ("--env", "CartPole-v1", "--num-envs", "8", "--num-steps", "5", "--out", "run.h5")
 
 
@@ -72,4 +76,18 @@ def test_ranks_that_are_cancelled_before_they_start_say_so_once(slurm: Cluster, 
         slurm.run("scancel", slurm.run("squeue", "--noheader", "--format=%i").stdout.strip())
     done = start.result()
     assert done.returncode == 75, done.stderr
-    assert said(done) == ["stopped by SIGTERM before the first step; give the same command again"]
+    assert said(done) == [STOPPED]
+
+
+def test_a_rank_0_that_comes_last_to_a_host_of_its_own_does_not_take_a_refusal_for_a_stop(
+    slurm: Cluster, tmp_path: Path
+):
+    """It hears the signal alone, which srun sends when others have left; its line must not send anybody astray."""
+    (tmp_path / "hosts").write_text("node1\nnode2\nnode2\nnode2\n")
+    program = (PYTHONS["MPICH"], "-S", *delayed([60, 0, 0, 0]))
+    hosts = {"SLURM_HOSTFILE": str(tmp_path / "hosts")}
+    command = srun("--distribution=arbitrary", *program, num_nodes=2)
+    done = slurm.run(*command, cwd=tmp_path, PYTHONPATH=str(CLONE), **hosts)
+    assert len(said(done)) == 2, done.stderr
+    refusal, stop = said(done)
+    assert done.returncode == 78 and refusal.startswith("rank 1 (node2)") and stop == STOPPED, done.stderr
