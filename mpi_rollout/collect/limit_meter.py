@@ -3,6 +3,7 @@
 from mpi_rollout.collect.run_state import RunState
 from mpi_rollout.collect.watcher import Progress, Watcher
 from mpi_rollout.drive.driver import Driver
+from mpi_rollout.envs.bare import Limit
 
 NUM_PARTS = 5
 
@@ -16,7 +17,8 @@ class LimitMeter(Watcher):
         self._env_steps, self._seconds = 0, 0.0  # Of the run at that pause.
 
     def on_pause(self, progress: Progress) -> None:
-        before, self._limit = self._limit, sum(self._driver.call_ranks("limit", self._measure_s))
+        before, driver = self._limit, self._driver
+        self._limit = sum(driver.call_ranks(driver.service(Limit).measure, self._measure_s))
         self._driver.clock.lap("other")
         seconds = self._state.seconds - self._seconds
         if seconds:

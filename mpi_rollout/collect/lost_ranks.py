@@ -38,7 +38,8 @@ class LostRanks(Watcher):
         reports = None
         while reports is None:
             try:
-                reports = {report["rank"]: report for report in self._driver.call_ranks("report")}
+                told = self._driver.call_ranks(self._driver.worker.control.report)
+                reports = {report["rank"]: report for report in told}
             except RankLost as error:  # It has given all its steps.
                 self._show(f"mpi_rollout: {error}\n")
         known = {"seconds": dict.fromkeys(PHASES, 0.0), "fault": None}

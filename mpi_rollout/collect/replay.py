@@ -16,7 +16,7 @@ from gymnasium.vector import VectorEnv
 from mpi_rollout.core.columns import column_of, has_last_row
 from mpi_rollout.core.layout import Block, Contents
 from mpi_rollout.core.partition import Division
-from mpi_rollout.core.seeding import Reproducibility
+from mpi_rollout.core.seeding import RankGenerators, Reproducibility
 from mpi_rollout.core.spaces import describe_leaves
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.recall import rows_at_a_time
@@ -41,7 +41,8 @@ Columns: TypeAlias = "Mapping[str, Column | np.ndarray]"  # Of shape (num_steps,
 def driver_of(make: EnvMaker, envs: VectorEnv) -> Driver:
     """Return a driver of these envs in this process, as the root of a job drives all envs."""
     plan = Plan(make, Division(envs.num_envs, 1), wait="spin")
-    worker, _ = assemble(SingleRankComm(), RankEnvs(plan, (envs,), EnvFacts.of(envs)))  # type: ignore[arg-type]
+    parts = assemble(SingleRankComm(), RankEnvs(plan, (envs,), EnvFacts.of(envs)))  # type: ignore[arg-type]
+    worker = parts.worker()
     return Driver(worker.exchanges, worker, "pass")
 
 
@@ -228,9 +229,9 @@ def bring_back(
             "episode go on from where they were or not at all; is another version of them, or of what they use, "
             f"installed?{f' ({why})' if why else ''}"
         )
-    driver.call_ranks("end_replay", sorted(differences))
+    driver.call_ranks(driver.worker.control.end_replay, sorted(differences))
     driver.restarts = []  # Envs that failed meanwhile are among the lost.
-    driver.call_ranks("seed_again", past.num_steps)
+    driver.call_ranks(driver.service(RankGenerators).seed_again, past.num_steps)
     return {index: differences[index].step for index in sorted(differences)}
 
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, NoReturn
 from mpi_rollout.collect.root import Root
 from mpi_rollout.collect.run_output import RunOutput
 from mpi_rollout.collect.scalars import check_log_dir
+from mpi_rollout.collect.services import services_of_run
 from mpi_rollout.collect.team import RankTeam, find_team
-from mpi_rollout.collect.trace import check_trace, keep_laps
+from mpi_rollout.collect.trace import check_trace, tracing_clock
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Contents
 from mpi_rollout.core.partition import EnvRanks
 from mpi_rollout.core.policy_kinds import FORMATS, MADE, kind_of_name
 from mpi_rollout.core.seeding import seed_global_generators
-from mpi_rollout.envs.bare import Limit
 from mpi_rollout.envs.env_maker import make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, RolloutError, SignalInterrupt, StorageError, UsageError
@@ -106,17 +106,12 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
     )
     world.take_names_off_shared_memory(comm)
     config = team.config
-    envs = rank_envs.plan.division.whole.envs_of(team.comm.rank)
-    seed_again = partial(seed_global_generators, config.seed, comm.rank, first_env=config.first_env)
-    worker, facts = assemble(team.comm, rank_envs)
-    limit = Limit(rank_envs.plan.make, config.seed, worker.exchanges.control.wait_for_all, envs, facts.action_space)
-    worker.methods |= {"limit": limit, "seed_again": seed_again}
-    if config.trace:
-        keep_laps(config, worker)
-    worker.aborts_if_unheard = True
+    parts = assemble(team.comm, rank_envs)
+    clock = tracing_clock(config, parts) if config.trace else None
+    worker = parts.worker(services_of_run(config, parts, comm.rank, clock), clock, aborts_if_unheard=True)
     if source is not None and output is not None:
-        run_output = RunOutput(team, output, facts, ranks.hosts_of(hosts), source.sha256)
-        root = Root(team, source, run_output, worker, facts)
+        run_output = RunOutput(team, output, parts.facts, ranks.hosts_of(hosts), source.sha256)
+        root = Root(team, source, run_output, worker, parts.facts)
         worker.stop_on_signals(asked, root.on_stop)
         code = root.drive()
     else:

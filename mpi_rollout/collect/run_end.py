@@ -13,6 +13,7 @@ from mpi_rollout.collect.lost_ranks import LostRanks, RankReport
 from mpi_rollout.collect.other_teams import OtherTeams
 from mpi_rollout.collect.report import RunFigures, merged
 from mpi_rollout.collect.run_state import RunState
+from mpi_rollout.collect.services import UnstoredInfos
 from mpi_rollout.collect.team import RankTeam
 from mpi_rollout.collect.watcher import End, Watcher
 from mpi_rollout.config import RolloutConfig
@@ -239,7 +240,8 @@ class RunEnd:
 
     def _other_infos(self) -> str:
         """Return the names of infos that came and are not stored."""
-        names = sorted({printable(name) for own in self.driver.call_ranks("other_infos") for name in own})
+        names_of_ranks = self.driver.call_ranks(self.driver.service(UnstoredInfos).names)
+        names = sorted({printable(name) for own in names_of_ranks for name in own})
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         return shortened(", ".join(names[:MOST_NAMES])) + more
 

@@ -17,7 +17,7 @@ from mpi_rollout.errors import Option, RankLost, UsageError
 from mpi_rollout.process.clock import WORDS, Clock
 from mpi_rollout.process.console import say
 from mpi_rollout.process.paths import located
-from mpi_rollout.ranks.worker import Worker
+from mpi_rollout.ranks.set_up import RankParts
 from mpi_rollout.storage.ownership import check_place
 from mpi_rollout.storage.status import status_path
 from mpi_rollout.text import system_words
@@ -58,22 +58,32 @@ class TracingClock(Clock):
                 self.laps.append((phase, start, self.now, step))
         return elapsed_s
 
+
+class TraceLaps:
+    """What a rank's clock keeps, as a `Service`."""
+
+    name = "trace"
+
+    def __init__(self, clock: TracingClock):
+        self._clock = clock
+
+    def begin(self) -> float:
+        """Keep laps from now on; return the time."""
+        return self._clock.begin()
+
     def take(self) -> tuple[str, list[Lap]]:
         """Return this host and what was kept."""
-        return os.uname().nodename, self.laps
+        return os.uname().nodename, self._clock.laps
 
 
-def keep_laps(config: RolloutConfig, worker: Worker) -> None:
-    """Let a rank keep its laps for a trace."""
+def tracing_clock(config: RolloutConfig, parts: RankParts) -> TracingClock:
+    """Return the clock of a rank of a run that is traced."""
     ranks, steps = config.traced
-    clock = worker.clock = TracingClock(
-        steps if worker.rank in ranks else range(0), lambda: max(one.num_steps for one in worker.slices)
-    )
-    worker.methods |= {"begin_trace": clock.begin, "take_trace": clock.take}
+    return TracingClock(steps if parts.rank in ranks else range(0), lambda: max(one.num_steps for one in parts.slices))
 
 
 class Trace(Watcher):
-    """Writes the trace of a run, of which all ranks `keep_laps`; `num_steps` returns how many it has taken."""
+    """Writes the trace of a run whose ranks have a `tracing_clock`; `num_steps` returns how many it has taken."""
 
     def __init__(self, path: str, driver: Driver, num_steps: Callable[[], int]):
         self._path, self._driver = path, driver
@@ -85,10 +95,10 @@ class Trace(Watcher):
         """Compare the clocks, and begin, before the first step."""
         if self._offsets:
             return
-        best_s = float("inf")
+        best_s, laps = float("inf"), self._driver.service(TraceLaps)
         for _ in range(NUM_CALLS):
             start = perf_counter()
-            times = self._driver.call_ranks("begin_trace")
+            times = self._driver.call_ranks(laps.begin)
             elapsed_s = perf_counter() - start
             if elapsed_s < best_s:
                 best_s, self._offsets = elapsed_s, [start + elapsed_s / 2 - rank_s for rank_s in times]
@@ -96,7 +106,7 @@ class Trace(Watcher):
     def on_close(self, progress: Progress) -> None:
         """Write the file; say if that fails."""
         try:
-            reports = self._driver.call_ranks("take_trace")
+            reports = self._driver.call_ranks(self._driver.service(TraceLaps).take)
             text = json.dumps(events_of(reports, self._offsets or [0.0] * len(reports))).encode()
             with (gzip.open if self._path.endswith(".gz") else open)(located(self._path), "wb") as file:
                 file.write(text)

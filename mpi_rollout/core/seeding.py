@@ -136,6 +136,19 @@ def seed_global_generators(seed: int, rank: int, num_steps: int = 0, first_env: 
     np.random.seed(words[4:])
 
 
+class RankGenerators:
+    """Python's and NumPy's global generators of one rank of a run, as a `Service`."""
+
+    name = "generators"
+
+    def __init__(self, seed: int, rank: int, first_env: int = 0) -> None:
+        self._seed, self._rank, self._first_env = seed, rank, first_env
+
+    def seed_again(self, num_steps: int) -> None:
+        """Seed them for a run that goes on after this many steps, see `seed_global_generators`."""
+        seed_global_generators(self._seed, self._rank, num_steps, self._first_env)
+
+
 def seed_of_slice(seed: int, env_indices: range) -> int:
     """Return the one seed of a natively vectorized slice, whose envs share one generator."""
     key = (env_indices.start, env_indices.stop, 0)

@@ -83,7 +83,7 @@ class RankActions:
     def resume(self, recall: Recall) -> None:
         if self._policy is not None:
             for rows in recall.rows(STATE in self._policy.takes):
-                self._driver.call_ranks("remind", rows)
+                self._driver.call_ranks(self._driver.worker.policy.remind, rows)
 
     def send(self, spans: Sequence[Span], _blocks: Blocks) -> None:
         for lane, step, num_steps in spans:
@@ -107,9 +107,10 @@ class PolicyOnRanks:
         self._driver, self.version = driver, 0
         self._newest = np.zeros(0, np.uint8)
         self._version_of: dict[Lane, int] = {}  # Where ranks get new parameters with their next order.
-        self.takes = NONE.union(*driver.call_ranks("use_policy", source, actions, block, seed, first_env))
+        own = driver.worker.policy
+        self.takes = NONE.union(*driver.call_ranks(own.use, source, actions, block, seed, first_env))
         is_made = source.kind == MADE
-        facts = driver.call_ranks("parameter_facts", is_made and driver.exchanges.division.num_ranks > 1)
+        facts = driver.call_ranks(own.parameter_facts, is_made and driver.exchanges.division.num_ranks > 1)
         layouts = [None if fact is None else fact[0] for fact in facts] if is_made else []
         for rank, layout in enumerate(layouts):
             if layout != layouts[0]:
@@ -120,13 +121,12 @@ class PolicyOnRanks:
                 )
         told = [fact for fact in facts if fact is not None]
         self._layout: Layout | None = told[0][0] if told else None
-        model = driver.worker.policy.model
-        if self._layout is not None and len({digest for _, digest in told}) > 1 and model is not None:
-            driver.call_ranks("load_parameters", packed(model.parameters() or {}, self._layout))
+        if self._layout is not None and len({digest for _, digest in told}) > 1 and own.model is not None:
+            driver.call_ranks(own.load_parameters, packed(own.model.parameters() or {}, self._layout))
 
     def seed(self, seed: int) -> None:
         """Draw from this seed from now on."""
-        self._driver.call_ranks("seed_policy", seed)
+        self._driver.call_ranks(self._driver.worker.policy.seed, seed)
 
     def set_parameters(self, parameters: Mapping[str, object] | Sequence[object]) -> None:
         """Send parameters to all ranks; to each with its next order where ranks are served as they get ready.

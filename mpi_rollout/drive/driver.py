@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from mpi_rollout.process.host import check_length
 from mpi_rollout.process.notices import NOTICES
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.text import words_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Kind = TypeVar("Kind")
 
 
 class Driver:
@@ -157,7 +161,7 @@ class Driver:
         if (marks == FAULT).any():
             self._drop_infos()
             self.has_fault = True
-            raise self._error_of([report["fault"] for report in self.call_ranks("report")])
+            raise self._error_of([report["fault"] for report in self.call_ranks(self.worker.control.report)])
         if (marks == LOST).any():
             self.lost_ranks += np.flatnonzero((lanes[0].marks == LOST).any(axis=1)).tolist()
 
@@ -176,9 +180,9 @@ class Driver:
         """Make room in the slots of all ranks for fragments of so many steps."""
         before = self.lanes[0].exchange.room
         try:
-            self.call_ranks("make_room", num_rows)
+            self.call_ranks(self.worker.control.make_room, num_rows)
         except RankError:  # All ranks must have the same.
-            self.call_ranks("make_room", before)
+            self.call_ranks(self.worker.control.make_room, before)
             raise
 
     def give_parameters(self, buffer: np.ndarray, lane: Lane | None = None) -> None:
@@ -226,17 +230,26 @@ class Driver:
     def begin_anew(self) -> None:
         """Get ready to reset all envs, whatever was under way and whichever envs have failed."""
         self.drain(is_void=True)
-        self.call_ranks("begin_anew")
+        self.call_ranks(self.worker.control.begin_anew)
         self.has_fault = False
 
-    def call_ranks(self, name: str, *args: object) -> list[Any]:
-        """Call a method of every rank's worker; return the results in rank order, or raise `RankError`."""
-        pickled = np.frombuffer(packed((name, args)), np.uint8)
+    def service(self, kind: type[Kind]) -> Kind:
+        """Return the root's own object of a service, whose methods `call_ranks` takes."""
+        return self.worker.services[kind]
+
+    def call_ranks(self, method: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Call a method of a service on every rank, see `ranks.service`; return the results in rank order.
+
+        `method` is one of the root's own object.  TypeError, and nothing is sent, if it is not of a service or the
+        arguments cannot be pickled; RankError if the method has failed on some rank.
+        """
+        call = self.worker.services.address(method), args, kwargs
+        pickled = np.frombuffer(packed(call), np.uint8)
         self.drain()
         try:
             for exchange in self.exchanges.callers:
                 exchange.send_bytes(Command.CALL, pickled)
-            gathered = self.exchanges.control.gather(self.worker.call(name, *args)) or ()
+            gathered = self.exchanges.control.gather(self.worker.call(*call)) or ()
         except RolloutError:
             raise
         except BaseException:
@@ -254,7 +267,7 @@ class Driver:
         Call it when the infos of the last slots have been taken: ranks wait for that with the next order.
         """
         self.has_notices = False
-        NOTICES.hear(self.call_ranks("notices"), spell)
+        NOTICES.hear(self.call_ranks(self.worker.control.notices), spell)
 
     def _error_of(self, faults: Sequence[Fault | None]) -> RankError:
         """Return the error of the ranks' faults: what fails later in a fragment would not have been reached."""
@@ -262,7 +275,7 @@ class Driver:
         first = min(failed, key=lambda fault: fault.step)
         error = RankError(first, sum(fault.step == first.step for fault in failed))
         if first is faults[ROOT]:
-            return caused_by(error, self.worker.error)
+            return caused_by(error, self.worker.failures.error)
         return caused_by(error, None if first.raised is None else first.raised.again())
 
     def stop(self, code: int = 0) -> None:

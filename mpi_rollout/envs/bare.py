@@ -154,7 +154,9 @@ def has_reset_rows(envs: Any) -> bool:
 
 
 class Limit:
-    """Measures this rank's part of the limit; makes its envs when first asked."""
+    """Measures this rank's part of the limit, as a `Service`; makes its envs when first asked."""
+
+    name = "limit"
 
     def __init__(
         self, make: EnvMaker, seed: int, wait_for_all: Callable[[], None], envs: range, action_space: spaces.Space
@@ -163,7 +165,7 @@ class Limit:
         self._wait_for_all = wait_for_all
         self._measure: Callable[[float], float] | None = None
 
-    def __call__(self, seconds: float) -> float:
+    def measure(self, seconds: float) -> float:
         """Measure env steps per second of bare loops that run on all ranks at the same time.
 
         **Collective.**  A rank without envs sleeps as long: its wait for the others' results would take a core from

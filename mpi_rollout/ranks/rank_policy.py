@@ -1,6 +1,6 @@
 """A policy that a rank asks for the actions of the envs that it steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 
@@ -19,10 +19,12 @@ from mpi_rollout.text import words_of
 
 
 class RankPolicy:
-    """A rank's policy: the root makes, seeds and loads it by `methods`, and the envs of these slices ask it.
+    """A rank's policy: the root makes, seeds and loads it as a `Service`, and the envs of these slices ask it.
 
     `model` is the policy that this rank has made; None where it loads one, or has none.
     """
+
+    name = "policy"
 
     def __init__(self, slices: Sequence[Slice], model: Model | None):
         self._slices, self.model = slices, model
@@ -30,12 +32,7 @@ class RankPolicy:
         self._layout: Layout = []
         self._is_outdated = False  # It could not load the last parameters.
 
-    @property
-    def methods(self) -> tuple[Callable[..., object], ...]:
-        """Return those that the root may call by name."""
-        return self.use_policy, self.seed_policy, self.remind, self.parameter_facts, self.load_parameters
-
-    def use_policy(self, source: PolicySource, actions: str, block: int, seed: int, first_env: int) -> frozenset[str]:
+    def use(self, source: PolicySource, actions: str, block: int, seed: int, first_env: int) -> frozenset[str]:
         """Let this policy choose the actions of this rank's envs, read in this mode of an `ActionReader`.
 
         Return what it takes besides observations, see `policies.memory`.
@@ -74,7 +71,7 @@ class RankPolicy:
         for slice_, policy in self._policies.items():
             slice_.show(policy.remind(past))
 
-    def seed_policy(self, seed: int) -> None:
+    def seed(self, seed: int) -> None:
         """Draw from this seed from now on."""
         for policy in self._policies.values():
             policy.seed(seed)

@@ -34,12 +34,13 @@ from mpi_rollout.exchange.waiting import way_to_wait
 from mpi_rollout.options import SharedOptions
 from mpi_rollout.policies.model import Model
 from mpi_rollout.policies.random import RandomPolicy
-from mpi_rollout.process.clock import utc_now
+from mpi_rollout.process.clock import Clock, utc_now
 from mpi_rollout.process.console import say
 from mpi_rollout.process.host import check_num_envs
 from mpi_rollout.process.notices import NOTICES
 from mpi_rollout.ranks.loop_slices import LoopSlice
 from mpi_rollout.ranks.native_slices import NativeSlice
+from mpi_rollout.ranks.service import Service
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.text import words_of
@@ -248,8 +249,39 @@ def _kept_infos(plan: Plan, rank: int, envs: VectorEnv) -> tuple[Infos, Iterable
     return types or "none", left_out
 
 
-def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFacts]:
-    """Make the exchanges and this rank's worker, when the ranks have agreed.  **Collective**."""
+@dataclass(frozen=True)
+class RankParts:
+    """What a rank's worker is made of, when the ranks have agreed."""
+
+    plan: Plan
+    facts: EnvFacts
+    exchanges: Exchanges
+    slices: list[Slice]
+    model: Model | None
+    rank: int  # Its number in the job.
+    env_indices: range  # Of this rank, in all exchanges.
+    others: OtherInfos | None  # Collects the infos that are not stored, where the user wants all of them.
+
+    def worker(
+        self, services: Iterable[Service] = (), clock: Clock | None = None, aborts_if_unheard: bool = False
+    ) -> Worker:
+        """Return the worker, with these services besides its own; see `Worker`."""
+        worker = Worker(
+            self.exchanges,
+            self.slices,
+            self.model,
+            self.rank,
+            services,
+            clock=clock,
+            env_group=self.plan.make.group,
+            aborts_if_unheard=aborts_if_unheard,
+        )
+        worker.watch(self.plan.on_fault.timeout_s)
+        return worker
+
+
+def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> RankParts:
+    """Make the exchanges and this rank's slices, when the ranks have agreed.  **Collective**."""
     plan, facts = rank_envs.plan, _shared_facts(comm, rank_envs)
     wanted = facts.infos if plan.keeps_infos else plan.infos
     is_same_step = plan.autoreset_mode == AutoresetMode.SAME_STEP
@@ -281,12 +313,16 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
         return NativeSlice(exchange, envs, random, plan.make.first_env, plan.on_fault, others)
 
     own = (exchange for exchange in exchanges.all if exchange.envs)
-    slices, rank = list(map(slice_of, own, rank_envs.envs)), (plan.ranks or range(comm.size))[comm.rank]
-    worker = Worker(exchanges, slices, rank_envs.model, rank)
-    worker.methods["other_infos"] = others.names if others is not None else list
-    worker.env_group = plan.make.group
-    worker.watch(plan.on_fault.timeout_s)
-    return worker, facts
+    return RankParts(
+        plan,
+        facts,
+        exchanges,
+        slices=list(map(slice_of, own, rank_envs.envs)),
+        model=rank_envs.model,
+        rank=(plan.ranks or range(comm.size))[comm.rank],
+        env_indices=plan.division.whole.envs_of(comm.rank),
+        others=others,
+    )
 
 
 def _other_infos(facts: EnvFacts) -> OtherInfos:

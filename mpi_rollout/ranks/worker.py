@@ -9,75 +9,72 @@ and aborts the job by itself.
 import os
 import pickle
 import signal
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from types import FrameType
-from typing import TypeAlias
 
 import numpy as np
 
 from mpi_rollout.core.layout import FAULT, NOTED, UNDONE
 from mpi_rollout.envs.env_group import EnvGroup
-from mpi_rollout.errors import EnvError, Fault, PolicyError, RankError, RankLost, SignalInterrupt, as_flag, cause_of
+from mpi_rollout.errors import EnvError, RankLost, SignalInterrupt
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.job_end import abort, end_timeout_s
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import ROOT, rank_and_host
 from mpi_rollout.policies.model import Model
-from mpi_rollout.process.clock import Clock, now_s, process_start
+from mpi_rollout.process.clock import Clock
 from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import ends_forked
-from mpi_rollout.process.host import physical_cores, processor_quota, processor_time
 from mpi_rollout.process.interrupts import STOP_SIGNALS, Cut
-from mpi_rollout.process.notices import NOTICES, Text
+from mpi_rollout.process.notices import NOTICES
+from mpi_rollout.ranks.failures import Failures
+from mpi_rollout.ranks.rank_control import EnvCalls, RankControl
 from mpi_rollout.ranks.rank_policy import RankPolicy
+from mpi_rollout.ranks.service import Address, Service, Services
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.watchdog import CLOSE_LIMIT_S, CLOSE_NOTE_S, Watchdog, Work
 from mpi_rollout.text import words_of
-
-ROOT_HEARS_S = 1.5  # The root has so long to hear of a failure; then this rank says it and ends the job.
-Method: TypeAlias = Callable[..., object]
 
 
 class Worker:
     """One rank's envs at the root's service: `slices`, in env order, for each exchange that it steps envs for.
 
-    Messages call it `rank`, its number in the job.
+    Messages call it `rank`, its number in the job; `env_group` are the ranks that make each of these envs together.
+    The root can call `control`, `env_calls`, `policy` and the `services` that are given here.  With
+    `aborts_if_unheard`, the job ends if the root does not learn of a failure soon.
     """
 
-    def __init__(self, exchanges: Exchanges, slices: list[Slice], model: Model | None = None, rank: int = ROOT):
-        self.exchanges, self.slices, self.policy = exchanges, slices, RankPolicy(slices, model)
-        self.rank, self.clock = rank, Clock()
+    def __init__(
+        self,
+        exchanges: Exchanges,
+        slices: list[Slice],
+        model: Model | None = None,
+        rank: int = ROOT,
+        services: Iterable[Service] = (),
+        clock: Clock | None = None,
+        env_group: EnvGroup | None = None,
+        aborts_if_unheard: bool = False,
+    ):
+        self.exchanges, self.slices = exchanges, slices
+        self.rank, self.env_group = rank, env_group
+        self.clock = clock or Clock()
         ranges = [slice_.named_envs for slice_ in slices]
-        self._envs = ", ".join(f"{indices.start} to {indices.stop - 1}" for indices in ranges) or "none"
-        self._place = f"rank {self.rank} ({os.uname().nodename}, envs {self._envs})"
+        envs = ", ".join(f"{indices.start} to {indices.stop - 1}" for indices in ranges) or "none"
+        self._place = f"rank {self.rank} ({os.uname().nodename}, envs {envs})"
         self._slice_of = {slice_.exchange: slice_ for slice_ in slices}
-        own: tuple[Method, ...] = (
-            self.report,
-            self.notices,
-            self.call_envs,
-            self.end_replay,
-            self.begin_anew,
-            self.make_room,
-        )
-        # What the root may call by name on all ranks.
-        self.methods: dict[str, Method] = {method.__name__: method for method in own + self.policy.methods}
+        self.failures = Failures(self._place, exchanges, aborts_if_unheard)
+        self.control = RankControl(rank, envs, exchanges, slices, self.failures, self.clock, env_group)
+        self.env_calls = EnvCalls(slices)
+        self.policy = RankPolicy(slices, model)
+        self.services = Services((self.control, self.env_calls, self.policy, *services))
         self.stop_signal, self._stop_asked_at = 0, 0.0  # The signal by which somebody asked this rank to stop, or 0.
         self._on_stop: Callable[[int], None] = lambda signal: None  # Called at once then.
         self.is_wanted: Callable[[], bool] = lambda: False  # Something else is due: a fragment is to end here.
-        self.aborts_if_unheard = False  # After a failure, end the job if the root does not learn of it soon.
-        self.error: BaseException | None = None  # What user code raised here in the last failure.
-        self._fault: Fault | None = None  # The earliest, where slices of several exchanges have failed.
-        self._failed: set[Slice | None] = set()  # They are stepped no more; None is for exchanges without a slice.
-        self.env_group: EnvGroup | None = None  # The ranks that make each of these envs together.
-        self._grace = threading.Timer(ROOT_HEARS_S, lambda: None)
         self._active: Slice | None = None  # The slice whose envs are at work.
-        self._is_calling = False
         self._watchdog: Watchdog | None = None
-        self._processor_time = processor_time()
 
     def stop_on_signals(self, asked: Sequence[int], on_stop: Callable[[int], None]) -> None:
         """End the run between two steps at SIGINT, SIGTERM or SIGUSR1 on any rank, or at those that came before.
@@ -137,14 +134,13 @@ class Worker:
 
     def _answer(self, exchange: Exchange, command: int) -> None:
         if command == Command.STOP:
-            self._grace.cancel()
+            self.failures.end_grace()
             for other in self.exchanges.all:
                 if other is not exchange:
                     other.receive_order()
             self.close(exchange.order.argument)
         elif command == Command.CALL:
-            name, args = pickle.loads(exchange.receive_bytes().data)
-            self.exchanges.control.gather(self.call(name, *args))
+            self.exchanges.control.gather(self.call_pickled(exchange.receive_bytes()))
             self.clock.lap("other")
         elif command == Command.LOAD:
             self.load_parameters(exchange.receive_bytes())
@@ -163,17 +159,18 @@ class Worker:
         slice_, marks, num_rows = self._slice_of.get(exchange), exchange.own_marks, exchange.order.num_rows
         exchange.infos.forget()
         marks.fill(0)
-        num_done = 0 if slice_ in self._failed else num_rows
-        if slice_ is not None and slice_ not in self._failed:
+        failed = self.failures.slices
+        num_done = 0 if slice_ in failed else num_rows
+        if slice_ is not None and slice_ not in failed:
             error = self._failure_of(slice_, slice_.do, exchange.order.command, arguments, self._is_to_stop)
             if error is not None:
-                self._note(error, slice_)
+                self.failures.note(error, slice_)
             for restart in slice_.restarts:
                 self._say(restart)
             num_done = slice_.num_done
         if num_done < num_rows:
-            marks[num_done:num_rows] = FAULT if slice_ in self._failed else UNDONE
-        if slice_ not in self._failed and marks[num_done - 1] == 0:  # A mark says one thing: else a later one does.
+            marks[num_done:num_rows] = FAULT if slice_ in failed else UNDONE
+        if slice_ not in failed and marks[num_done - 1] == 0:  # A mark says one thing: else a later one does.
             if self.stop_signal:
                 marks[num_done - 1] = -self.stop_signal
             elif NOTICES.has_news:
@@ -182,15 +179,6 @@ class Worker:
         if slice_ is not None:
             self.clock.move(slice_.asked_s, "step", "policy")
             slice_.asked_s = 0.0
-
-    def _note(self, error: BaseException, slice_: Slice) -> None:
-        """Note the failure of a slice, of which the root learns, or else the job ends."""
-        self._failed.add(slice_)
-        if self._fault is None or slice_.num_steps < self._fault.step:
-            self._fault = Fault.of(error, f"{self._place}, step {slice_.num_steps}", slice_.num_steps)
-            self.error = cause_of(error)
-        if self.aborts_if_unheard:
-            self._begin_grace(self._fault)
 
     def _failure_of(self, slice_: Slice | None, call: Callable[..., object], *args: object) -> BaseException | None:
         """Call code of others, the envs of a slice or the policy; return what it raised.
@@ -213,95 +201,38 @@ class Worker:
         """Give the policy new parameters.  Never raises: if it fails, so do the next steps."""
         error = self._failure_of(None, self.policy.load_parameters, buffer)
         if error is not None:
-            self._fault = Fault.of(PolicyError(f"policy: load: {words_of(error)}"), self._place)
-            self._failed = {None, *self.slices}
+            self.failures.note_loading(error, self.slices)
 
     def _is_to_stop(self) -> bool:
         return self.stop_signal != 0 or self.is_wanted()
 
-    def make_room(self, num_rows: int) -> None:
-        """Make room in all slots for fragments of so many steps; for between two orders, on all ranks."""
-        self.exchanges.make_room(num_rows)
-        for slice_ in self.slices:
-            slice_.use_slot()
+    def call(self, address: Address, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
+        """Call a method of a service; return its result, pickled, or a `Fault` if the method or the pickling fails."""
+        return self._outcome(lambda: self.services.call(address, args, kwargs))
 
-    def call(self, name: str, *args: object) -> bytes:
-        """Run one of `methods`; return its result, pickled, or a `Fault` if the method or the pickling fails."""
+    def call_pickled(self, pickled: np.ndarray) -> bytes:
+        """Do `call` with arguments as the root sends them; that they cannot be loaded is a `Fault` too."""
+        return self._outcome(lambda: self.services.call(*pickle.loads(pickled.data)))
+
+    def _outcome(self, call: Callable[[], object]) -> bytes:
         try:
             with ends_forked:
-                return pickle.dumps(self.methods[name](*args))
+                return pickle.dumps(call())
         except BaseException as error:
             if is_stop(error) or isinstance(error, RankLost):
                 raise
-            self.error = cause_of(error)
-            return pickle.dumps(Fault.of(error, self._place))
-
-    def call_envs(self, method: str, *args: object) -> dict[int, object]:
-        """Call `call_some`, `set_some` or `render` of all slices; return results by env index."""
-        results: dict[int, object] = {}
-        try:
-            self._is_calling = True
-            for slice_ in self.slices:
-                results |= getattr(slice_, method)(*args) or {}
-        finally:
-            self._is_calling = False
-        return results
+            return pickle.dumps(self.failures.of_call(error))
 
     def is_in_envs(self) -> bool:
         """Tell whether envs of this rank are at work: their step may be cut short, see `interrupts`."""
-        return self._is_calling or self._active is not None
-
-    def begin_anew(self) -> None:
-        """Forget a failure, before all envs are reset."""
-        self._grace.cancel()
-        self._fault = self.error = None
-        self._failed.clear()
-
-    def end_replay(self, lost: Sequence[int]) -> None:
-        """Go on from where the run was, see `Slice.end_replay`."""
-        for slice_ in self.slices:
-            slice_.end_replay(lost)
-
-    def report(self) -> dict[str, object]:
-        """Return this rank's facts for the user.  The root asks for them, so it is in charge."""
-        self._grace.cancel()
-        before, now = self._processor_time, processor_time()
-        return {
-            "rank": self.rank,
-            "host": os.uname().nodename,
-            "cores": sorted(os.sched_getaffinity(0)),
-            "physical_cores": sorted(physical_cores(os.sched_getaffinity(0))),
-            "quota": processor_quota(),
-            "cpu_share": time.process_time() / (now_s() - process_start()),
-            # The share of a core that this rank had while it had work; None where the system does not say.
-            "core_share": None if before is None or now is None else now.since(before).share,
-            "num_envs": sum(len(slice_.env_indices) for slice_ in self.slices),
-            "seconds": self.clock.seconds,
-            "fault": self._fault,
-            "notices": NOTICES.held,
-        } | ({} if self.env_group is None else {"envs": self._envs, "env_ranks": [*self.env_group.ranks]})
-
-    def notices(self) -> Mapping[Text, str]:
-        """Return what this rank has to say about its envs."""
-        return NOTICES.held
-
-    def _begin_grace(self, fault: Fault) -> None:
-        def end() -> None:
-            say(f"{fault.stack}mpi_rollout: {RankError(fault, 1).shown(as_flag)}\n")
-            abort(self.exchanges.control.comm, fault.exit_code)
-
-        self._grace.cancel()
-        others_ms = max(exchange.order.expected_ms for exchange in self.exchanges.all)  # The time of their fragments.
-        self._grace = threading.Timer(ROOT_HEARS_S + 2 * others_ms / 1000, end)
-        self._grace.daemon = True
-        self._grace.start()
+        return self.env_calls.is_under_way or self._active is not None
 
     def close(self, code: int = 0) -> None:
         """Close the envs, in a run within a time limit.  Its data are safe: an env that cannot close is reported.
 
         `code` is the job's exit code.
         """
-        if self.aborts_if_unheard and self._watchdog is None:
+        if self.failures.aborts_if_unheard and self._watchdog is None:
             self.watch(end_timeout_s(CLOSE_LIMIT_S), CLOSE_NOTE_S)
         for slice_ in self.slices:
             error = self._failure_of(slice_, slice_.envs.close)

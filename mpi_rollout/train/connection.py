@@ -44,6 +44,31 @@ if TYPE_CHECKING:
 MEETING = "mpi_rollout.connect"  # What ranks that wait for others are said to have called.
 
 
+class Connections:
+    """Opens one more connection on every rank, as a `Service`: where one is open, the other ranks serve it.
+
+    `turns` are those of a worker.  They are None on the root, which is itself entering that connection.
+    """
+
+    name = "connections"
+
+    def __init__(self, comm: "MPI.Intracomm", ranks: JobRanks, timeout_s: float, turns: Turns[Worker] | None):
+        self._comm, self._ranks, self._timeout_s, self._turns = comm, ranks, timeout_s, turns
+
+    def open(self, request: bytes) -> None:
+        """Make the connection of a pickled request."""
+        turns = self._turns
+        another = _entering[0] if turns is None else Connection(request, self._comm, self._timeout_s)
+        another._ranks = self._ranks
+        try:
+            another._made = another._make(turns)
+        except RolloutError as error:  # All ranks raise it.
+            another._made = error
+            return
+        if turns is not None:
+            turns.add(another._made[0])
+
+
 class Connection(OfOneJob):
     """What `connect` returns where there are several ranks: use it in a `with` statement, once.
 
@@ -130,12 +155,12 @@ class Connection(OfOneJob):
         pickled = self._loaded_request().pickled("while a connection is open, what another one is told")
         _entering.append(self)
         try:
-            turns.holder.ask("connect", "connect", pickled)
+            turns.holder.ask("connect", turns.holder.service(Connections).open, pickled)
         finally:
             _entering.clear()
         if isinstance(self._made, RolloutError):
             raise self._made
-        assert self._made is not None, "all ranks have called `connect` below"
+        assert self._made is not None, "all ranks have called `Connections.open`"
         self._drive(turns, *self._made)
 
     def _serve(self) -> None:
@@ -170,27 +195,14 @@ class Connection(OfOneJob):
         """Agree with the other ranks, and make envs and exchanges; `turns` are those of a worker.  **Collective**."""
         comm, ranks = self._comm, self._ranks
         timeout_s = self._timeout_s if comm.size > 1 else inf  # A user of one process sees that envs hang.
-
-        def connect(pickled: bytes) -> None:  # The worker keeps it, so it must not keep `self`.
-            """Make another connection.  The root calls this by name on all ranks, and is itself entering it."""
-            another = _entering[0] if turns is None else Connection(pickled, comm, timeout_s)
-            another._ranks = ranks
-            try:
-                another._made = another._make(turns)
-            except RolloutError as error:  # All ranks raise it.
-                another._made = error
-                return
-            if turns is not None:
-                turns.add(another._made[0])
-
         with nullcontext() if comm.size == 1 else job_end.no_early_end(comm):
             prepare = partial(ranks.prepare, self._prepare)
             rank_envs, hosts = agreement.agree(comm, prepare, self._fingerprint, timeout_s)
             self._hosts = dict(zip(ranks.first_ranks, ranks.hosts_of(hosts), strict=False))
             with job_end.all_or_none(comm):
-                worker, facts = assemble(ranks.comm, rank_envs)
-        worker.methods["connect"] = connect
-        return worker, facts
+                parts = assemble(ranks.comm, rank_envs)
+                worker = parts.worker([Connections(comm, ranks, timeout_s, turns)])
+        return worker, parts.facts
 
     def _drive(self, turns: Turns[RootEnd], worker: Worker, facts: EnvFacts) -> None:
         request, is_alone = self._loaded_request(), self._comm.size == 1

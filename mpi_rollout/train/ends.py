@@ -1,8 +1,8 @@
 """The ends of a connection: on the root, what may be called next; and whose turn it is among several connections."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 LEAVE_S = 5.0  # The time that ranks, and calls of other threads, have to end when a trainer leaves.
 End = TypeVar("End")
+Kind = TypeVar("Kind")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Turns(Generic[End]):
@@ -216,11 +219,15 @@ class RootEnd:
         if mask is not None and not mask.all() and not self.is_reset:
             raise ResetNeeded("the first reset must be of all envs; reset without options['reset_mask'] first")
 
-    def ask(self, what: str, method: str, *args: object) -> list[Any]:
-        """Call a method of every rank's worker between two steps, see `Driver.call_ranks`; messages call it `what`."""
+    def service(self, kind: type[Kind]) -> Kind:
+        """Return the root's own object of a service, whose methods `ask` takes."""
+        return self._driver.service(kind)
+
+    def ask(self, what: str, method: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Call a method of a service on every rank, see `Driver.call_ranks`; messages call the call `what`."""
         with self.interrupts:
             self.check_idle(what)
-            return self._driver.call_ranks(method, *args)
+            return self._driver.call_ranks(method, *args, **kwargs)
 
     def _take_turn(self, is_closing: bool = False) -> None:
         """Let the ranks await the orders of this connection, not those of another one; `is_closing`: to close it.

@@ -11,7 +11,7 @@ returns some of the envs and says which; `send` takes actions for these envs.
 Threads may share the envs: a call waits until that of another thread has returned, whichever methods they are.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -292,23 +292,19 @@ class MPIVectorEnv(OfOneJob, CalledByName, VectorEnv):  # Directly, too: skrl lo
 
     def render(self) -> Values:
         """Render each env; return the frames in env order."""
-        frames = self._call_envs("render")
+        frames = _by_env(self.end.ask("render", self._driver.worker.env_calls.render))
         return tuple(frames[index] for index in range(self.num_envs))
 
     def call_some(self, env_indices: Sequence[int], name: str, *args: object, **kwargs: object) -> Values:
         """`call` of these envs only."""
-        results = self._call_envs("call_some", list(env_indices), name, args, kwargs)
+        call_some = self._driver.worker.env_calls.call_some
+        results = _by_env(self.end.ask("call_some", call_some, list(env_indices), name, args, kwargs))
         return tuple(results[index] for index in env_indices)
 
     def set_some(self, env_indices: Sequence[int], name: str, values: object) -> None:
         """`set_attr` of these envs only."""
         of_each = inputs.one_for_each("values of set_attr", values, len(env_indices))
-        self._call_envs("set_some", list(env_indices), name, list(of_each))
-
-    def _call_envs(self, method: str, *args: object) -> dict[int, object]:
-        """Call a method of every rank's slices; return what it returned for each env, by env index."""
-        results = self.end.ask(method, "call_envs", method, *args)
-        return {index: value for of_rank in results for index, value in of_rank.items()}
+        self.end.ask("set_some", self._driver.worker.env_calls.set_some, list(env_indices), name, list(of_each))
 
     def _lanes_of(self, envs_slice: np.ndarray | slice | None) -> Sequence[Lane]:
         return self._driver.lanes if envs_slice is None else lanes_of(self._driver.lanes, self._lane_of_env, envs_slice)
@@ -325,3 +321,8 @@ class MPIVectorEnv(OfOneJob, CalledByName, VectorEnv):  # Directly, too: skrl lo
             self.end.close(code)
         finally:
             self.closed = self.end.is_closed  # Also if a handler of the program raises at the end of this.
+
+
+def _by_env(results: Iterable[dict[int, object]]) -> dict[int, object]:
+    """Put together what the ranks returned for their envs, by env index."""
+    return {index: value for of_rank in results for index, value in of_rank.items()}

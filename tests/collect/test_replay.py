@@ -27,7 +27,7 @@ from mpi_rollout.collect.replay import (
 )
 from mpi_rollout.core.columns import RESULTS
 from mpi_rollout.core.layout import Block, Contents
-from mpi_rollout.core.seeding import Reproducibility, episode_seeds
+from mpi_rollout.core.seeding import RankGenerators, Reproducibility, episode_seeds
 from mpi_rollout.core.spaces import Leaf, describe_leaves, leaves
 from mpi_rollout.drive import recall
 from mpi_rollout.drive.driver import Driver
@@ -132,7 +132,7 @@ def test_envs_are_brought_back_to_any_step(name: str, room: int):
     for num_steps in {0, NUM_STEPS - 1, *(ends[:3] + 1).tolist(), *(ends[:3] + 2).tolist()}:
         past = recording.past(num_steps)
         assert Replay(driver, past, recording.columns).run() == {}
-        driver.call_ranks("end_replay", [])
+        driver.call_ranks(driver.worker.control.end_replay, [])
         assert is_as_recorded(go_on(driver, recording, num_steps), recording, num_steps), num_steps
         starts |= set((past.starts - num_steps).tolist())
     assert starts >= {0, 1}
@@ -143,7 +143,7 @@ def test_envs_are_brought_back_to_any_step(name: str, room: int):
 def test_groups_are_brought_back_together(counting: Recording, options: dict[str, Any]):
     driver = counting.driver(room=4, **options)
     assert Replay(driver, counting.past(30), counting.columns).run() == {}
-    driver.call_ranks("end_replay", [])
+    driver.call_ranks(driver.worker.control.end_replay, [])
     assert is_as_recorded(go_on(driver, counting, 30), counting, 30)
 
 
@@ -160,7 +160,7 @@ def test_a_rank_that_serves_others_between_its_steps_takes_the_rest_later(counti
     driver.worker.is_wanted = iter([False, True] * 100).__next__
     assert Replay(driver, counting.past(30), counting.columns).run() == {}
     driver.worker.is_wanted = lambda: False
-    driver.call_ranks("end_replay", [])
+    driver.call_ranks(driver.worker.control.end_replay, [])
     assert is_as_recorded(go_on(driver, counting, 30), counting, 30)
 
 
@@ -191,14 +191,25 @@ def test_each_env_has_a_first_difference_of_its_own(counting: Recording):
     }  # fmt: skip
 
 
+class NotedGenerators(RankGenerators):
+    """Global generators that note after which steps they would be seeded."""
+
+    def __init__(self) -> None:
+        super().__init__(SEED, 0)
+        self.steps: list[Any] = []
+
+    def seed_again(self, num_steps: int) -> None:
+        self.steps.append(num_steps)
+
+
 @pytest.mark.parametrize("make", [Counting, partial(seeded, ends_at=9)], ids=["loop", "native"])
 def test_a_lost_env_begins_the_episode_after_the_one_that_it_has_lost(make: Callable[..., Any]):
     recording = Recording(make, "sync" if make is Counting else "native")
     past = recording.past(30)
     lost = int(past.starts.argmin())
-    driver, looks = recording.driver(), list[Any]()
+    generators = NotedGenerators()
+    driver, looks = recording.driver(services=[generators]), generators.steps
     columns = recording.changed("rewards", 29, lost)
-    driver.worker.methods["seed_again"] = looks.append
     assert bring_back(driver, past, columns, lambda: looks.append("look")) == {lost: 29}
     assert looks == ["look"] * (30 - past.first_step) + [30]
     given = go_on(driver, recording, 30)
@@ -213,8 +224,7 @@ def test_envs_that_come_back_by_all_of_their_steps_do_or_end_the_run():
     recording = Recording(drift, "native")
     past = recording.past(40, "env")
     assert past.first_step == 0
-    driver = recording.driver(room=16)
-    driver.worker.methods["seed_again"] = lambda step: None
+    driver = recording.driver(room=16, services=[NotedGenerators()])
     assert bring_back(driver, past, recording.columns, lambda: None) == {}
     assert is_as_recorded(go_on(driver, recording, 40), recording, 40)
     columns = recording.changed("observations", 21, 1)

@@ -137,7 +137,7 @@ def test_faults_are_counted_by_env_of_the_whole_run_and_stored(state: RunState):
 
 def test_the_limit_of_a_part_is_the_mean_of_those_around_it(state: RunState):
     limits = iter(([50.0, 50.0], [100.0, 100.0]))
-    driver = SimpleNamespace(call_ranks=lambda *_: next(limits), clock=MagicMock())
+    driver = MagicMock(call_ranks=lambda *_: next(limits))
     meter = LimitMeter(0.1, driver, state)
     meter.on_pause(Progress(0, 0))
     state.seconds = 2.0
@@ -270,7 +270,8 @@ class Run:
         self.said: list[str] = []
         self.answers: list[object] = []
         exchanges = SimpleNamespace(num_stepping=num_stepping, division=Division(6, 3))
-        driver = SimpleNamespace(exchanges=exchanges, call_ranks=self.call_ranks)
+        worker = SimpleNamespace(control=SimpleNamespace(report="report"))
+        driver = SimpleNamespace(exchanges=exchanges, call_ranks=self.call_ranks, worker=worker)
         self.lost_ranks = LostRanks(driver, dict(enumerate(HOSTS)), self.said.append)
 
     def call_ranks(self, method: str) -> object:

@@ -1,4 +1,4 @@
-"""What the root has its ranks do, on the only rank there is: orders, failures, calls by name."""
+"""What the root has its ranks do, on the only rank there is: orders, failures, calls of services."""
 
 import threading
 from collections.abc import Callable
@@ -111,21 +111,39 @@ def test_a_restart_is_told_where_nobody_asks_for_infos(infos: str, capfd: pytest
 def test_a_method_that_fails_is_the_error_of_its_rank():
     driver = reset(driver_of(Telling))
     with pytest.raises(RankError, match=r"rank 0 \(.*\): .*TypeError"):
-        driver.call_ranks("call_envs", "call_some", [0], "weigh", (), {})
+        driver.call_ranks(driver.worker.env_calls.call_some, [0], "weigh", (), {})
     assert not driver.has_fault
 
 
+class Locks:
+    """A service whose result cannot be sent."""
+
+    name = "locks"
+
+    def make(self) -> object:
+        return threading.Lock()
+
+
 def test_a_result_that_cannot_be_sent_is_an_error_too():
-    driver = reset(driver_of(Telling))
-    driver.worker.methods["lock"] = threading.Lock
+    locks = Locks()
+    driver = reset(driver_of(Telling, services=[locks]))
     with pytest.raises(RankError, match="cannot pickle"):
-        driver.call_ranks("lock")
+        driver.call_ranks(locks.make)
+
+
+def test_what_is_no_method_of_a_service_of_this_rank_is_refused_before_anything_is_sent():
+    driver = reset(driver_of(Telling, services=[Locks()]))
+    send(driver, driver.lanes, ACTIONS)
+    for method in (Locks().make, threading.Lock, driver.worker.close, driver.worker.env_calls._calling):
+        with pytest.raises(TypeError, match=r"all ranks can call public methods of services only, got .* the services"):
+            driver.call_ranks(method)
+    assert list(driver.under_way) == driver.lanes
 
 
 def test_calls_wait_for_the_steps_that_are_under_way():
     driver = reset(driver_of())
     send(driver, driver.lanes, ACTIONS)
-    assert driver.call_ranks("report")[0]["num_envs"] == 3
+    assert driver.call_ranks(driver.worker.control.report)[0]["num_envs"] == 3
     assert not driver.under_way and [row[2] for row in observed(driver, driver.lanes)] == [1, 1, 1]
 
 
@@ -133,7 +151,7 @@ def test_calls_wait_for_the_steps_that_are_under_way():
     "send",
     [
         lambda driver: driver.do(Command.RESET, None, None, {"lock": threading.Lock()}),
-        lambda driver: driver.call_ranks("report", threading.Lock()),
+        lambda driver: driver.call_ranks(driver.worker.control.make_room, threading.Lock()),
     ],
     ids=["order", "call"],
 )

@@ -122,8 +122,8 @@ def test_envs_are_made_once_with_the_actions_of_the_run(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(bare, "make_bare", make_bare)
     comm = Comm()
-    limit = bare.Limit(MAKER, 3, comm, range(2, 4), SPACE)
-    assert [limit(1.0), limit(2.0)] == [10.0, 20.0] and comm.num_barriers == 2
+    limit = bare.Limit(MAKER, 3, comm.Barrier, range(2, 4), SPACE)
+    assert [limit.measure(1.0), limit.measure(2.0)] == [10.0, 20.0] and comm.num_barriers == 2
     drawn = RandomPolicy(SPACE, 6, 3)
     assert made == [(range(2, 4), 3, [drawn.at(step)[2:4].tolist() for step in range(BLOCK_STEPS)])]
 
@@ -133,7 +133,7 @@ def test_a_rank_without_envs_sleeps_as_long_after_the_barrier(monkeypatch: pytes
     events: list[object] = []
     monkeypatch.setattr(bare, "sleep", events.append)
     monkeypatch.setattr(Comm, "Barrier", lambda comm: events.append("barrier"))
-    assert bare.Limit(MAKER, 3, Comm(), range(0), SPACE)(1.5) == 0.0 and events == ["barrier", 1.5]
+    assert bare.Limit(MAKER, 3, Comm().Barrier, range(0), SPACE).measure(1.5) == 0.0 and events == ["barrier", 1.5]
 
 
 def test_a_rank_whose_envs_cannot_be_made_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch):
@@ -143,7 +143,7 @@ def test_a_rank_whose_envs_cannot_be_made_keeps_no_other_waiting(monkeypatch: py
     monkeypatch.setattr(bare, "make_bare", make_bare)
     comm = Comm()
     with pytest.raises(ConnectionError):
-        bare.Limit(MAKER, 3, comm, range(2), SPACE)(1.0)
+        bare.Limit(MAKER, 3, comm.Barrier, range(2), SPACE).measure(1.0)
     assert comm.num_barriers == 1
 
 
@@ -153,4 +153,4 @@ def test_an_env_that_fails_meanwhile_is_an_error_with_a_way_out(monkeypatch: pyt
 
     monkeypatch.setattr(bare, "make_bare", lambda *arguments: measure)
     with pytest.raises(EnvError, match=r"^measuring the limit: ValueError: diverged; leave out --measure-limit$"):
-        bare.Limit(MAKER, 3, Comm(), range(2), SPACE)(1.0)
+        bare.Limit(MAKER, 3, Comm().Barrier, range(2), SPACE).measure(1.0)

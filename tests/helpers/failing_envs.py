@@ -14,7 +14,7 @@ from envs import FAILURES, Counting, Failing, Image, Nested
 from gymnasium import spaces
 
 from mpi_rollout.process.rank_variables import claimed_rank
-from mpi_rollout.ranks.worker import Worker
+from mpi_rollout.ranks.rank_control import RankControl
 
 RANK = claimed_rank()
 FAILED_AT = Path("failed_at")  # In the job's folder: when the first env failed, as seconds since 1970.
@@ -31,7 +31,7 @@ def dying(after, how="kill"):
     return TimedNested(how, after[str(RANK)]) if str(RANK) in after else Nested()
 
 
-def report(worker):
+def report(control):
     os._exit(3)
 
 
@@ -47,7 +47,7 @@ class Leaving(Image):
         if self.when == "making" or (self.when == "bare" and Leaving.made > 2):  # Of 6 envs on 3 ranks.
             os._exit(3)
         if self.when == "reporting":
-            Worker.report = report
+            RankControl.report = report
 
     def reset(self, *, seed=None, options=None):
         if self.when == "first reset":

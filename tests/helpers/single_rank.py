@@ -1,6 +1,6 @@
 """A job of one rank in this process, without MPI: what the root does, and what every rank does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
@@ -11,7 +11,9 @@ from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.root import Root
 from mpi_rollout.collect.run import plan_of
 from mpi_rollout.collect.run_output import RunOutput
+from mpi_rollout.collect.services import services_of_run
 from mpi_rollout.collect.team import RankTeam, find_team
+from mpi_rollout.collect.trace import tracing_clock
 from mpi_rollout.collect.watcher import Watchers
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
@@ -20,11 +22,11 @@ from mpi_rollout.drive.blocks import Discard
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import FragmentLengths
 from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
-from mpi_rollout.envs.bare import Limit
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.policies.model import Policy, PolicySource
+from mpi_rollout.ranks.service import Service
 from mpi_rollout.ranks.set_up import Plan, assemble, make_rank_envs
 from mpi_rollout.storage.output import claim_output
 from mpi_rollout.train.vector_env import MPIVectorEnv
@@ -32,12 +34,12 @@ from mpi_rollout.train.vector_env import MPIVectorEnv
 
 def driver_of(
     make: Callable[..., object] | str | EnvMaker = Counting, num_envs: int = 3, num_groups: int = 1,
-    first_ready: bool = False, vectorization_mode: str = "sync", **options: object,
+    first_ready: bool = False, vectorization_mode: str = "sync", services: Sequence[Service] = (), **options: object,
 ) -> Driver:  # fmt: skip
-    """The root of a job whose only rank steps all envs; `options` are those of a `Plan`."""
+    """The root of a job whose only rank steps all envs, with these more services; `options` are those of a `Plan`."""
     division = Division(num_envs, 1, num_groups=num_groups, first_ready=first_ready)
     maker = make if isinstance(make, EnvMaker) else EnvMaker(make, vectorization_mode=vectorization_mode)
-    worker, _ = assemble(SingleRankComm(), make_rank_envs(Plan(maker, division, **options), 0))
+    worker = assemble(SingleRankComm(), make_rank_envs(Plan(maker, division, **options), 0)).worker(services)
     return Driver(worker.exchanges, worker, "check")
 
 
@@ -58,8 +60,9 @@ def send(driver: Driver, lanes: list[Lane], actions: np.ndarray) -> None:
 def vector_env_of(make: Callable[..., object] | str, num_envs: int, **options: object) -> MPIVectorEnv:
     """What `connect` gives a trainer of one process; `options` are those of a `Plan`."""
     plan = Plan(EnvMaker(make), Division(num_envs, 1), **options)
-    worker, facts = assemble(SingleRankComm(), make_rank_envs(plan, 0))
-    return MPIVectorEnv(Driver(worker.exchanges, worker, "pass"), facts, plan.autoreset_mode, batch_size=1, copy=True)
+    parts = assemble(SingleRankComm(), make_rank_envs(plan, 0))
+    driver = Driver(parts.exchanges, parts.worker(), "pass")
+    return MPIVectorEnv(driver, parts.facts, plan.autoreset_mode, batch_size=1, copy=True)
 
 
 def root_of(out: Path, policy: Policy | None = None, **options: object) -> Root:
@@ -71,13 +74,12 @@ def root_of(out: Path, policy: Policy | None = None, **options: object) -> Root:
         source = PolicySource("called", "policies:given", call=policy)
     config = RolloutConfig(out=str(out), **sizes | options)
     output = claim_output(config)
-    plan = plan_of(config, 1)
-    worker, facts = assemble(SingleRankComm(), make_rank_envs(plan, 0))
-    envs = worker.exchanges.division.whole.envs_of(0)
-    limit = Limit(plan.make, config.seed, worker.exchanges.control.wait_for_all, envs, facts.action_space)
-    worker.methods |= {"limit": limit, "seed_again": lambda step: None}
+    parts = assemble(SingleRankComm(), make_rank_envs(plan_of(config, 1), 0))
+    clock = tracing_clock(config, parts) if config.trace else None
+    worker = parts.worker(services_of_run(config, parts, 0, clock), clock)
     team = single_team(config)
-    return Root(team, source, RunOutput(team, output, facts, ["here"], source.sha256), worker, facts)
+    run_output = RunOutput(team, output, parts.facts, ["here"], source.sha256)
+    return Root(team, source, run_output, worker, parts.facts)
 
 
 def single_team(config: RolloutConfig) -> RankTeam:

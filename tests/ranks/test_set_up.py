@@ -114,7 +114,7 @@ def test_facts_are_sent_without_what_cannot_be():
 
 
 def test_the_only_rank_keeps_what_cannot_be_sent():
-    _, facts = assemble(SingleRankComm(), make_rank_envs(Plan(EnvMaker(Local), Division(2, 1)), 0))
+    facts = assemble(SingleRankComm(), make_rank_envs(Plan(EnvMaker(Local), Division(2, 1)), 0)).facts
     assert facts.spec is not None and "lock" in facts.metadata
 
 

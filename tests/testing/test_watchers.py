@@ -41,10 +41,13 @@ class Job:
     clock = Clock()
     worker = SimpleNamespace(slices=["its own"])
     exchanges = SimpleNamespace(num_stepping=1, division=Division(6, 3))
+    answers = SimpleNamespace(measure=100.0, begin=0.0, take=("here", [("step", 0.0, 1.0, 0)]))
 
-    def call_ranks(self, method: str, *_: object) -> list[object]:
-        answers = {"limit": 100.0, "begin_trace": 0.0, "take_trace": ("here", [("step", 0.0, 1.0, 0)])}
-        return [answers[method]] * 3
+    def service(self, _kind: type) -> SimpleNamespace:
+        return self.answers
+
+    def call_ranks(self, answer: object, *_: object) -> list[object]:
+        return [answer] * 3
 
 
 def teams_of(folder: Path) -> OtherTeams:

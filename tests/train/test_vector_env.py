@@ -71,7 +71,8 @@ print(step + 1)
 ASKING = """
 envs.reset()
 envs.step(draw())
-print([(report["rank"], report["num_envs"], report["fault"]) for report in envs._driver.call_ranks("report")])
+reports = envs._driver.call_ranks(envs._driver.worker.control.report)
+print([(report["rank"], report["num_envs"], report["fault"]) for report in reports])
 assert envs.step(draw())[0].shape == (7, 4)
 """
 FAILING = """
