@@ -257,7 +257,7 @@ for way, (dtypes, options) in WAYS.items():
 @pytest.mark.mpi(1, 3)
 def test_a_trainer_hears_in_that_step_of_a_cast_that_begins_in_a_step_on_any_rank(job: Job, num_ranks: int):
     result = job.script(num_ranks, LATE)
-    others = "; so it is on 1 other rank" if num_ranks == 3 else ""
+    others = "; the same on 1 other rank" if num_ranks == 3 else ""
     said = [
         f"mpi_rollout: env 2: its observation is {observed}, its space is {declared}; it is cast from now on; "
         f"env_checks=dtypes refuses it instead{others}"

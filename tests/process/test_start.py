@@ -49,7 +49,7 @@ def test_a_signal_amid_the_imports_ends_the_program_with_one_line(job: Job, name
 
 
 def test_on_several_hosts_srun_may_have_sent_the_signal_since_another_rank_left(job: Job):
-    step = {"SLURM_STEP_TASKS_PER_NODE": "1,2", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "0"}
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "1,2", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "0"}
     run = job.start(None, *RUN, **slow_package(job), **step)
     run.wait_until(lambda: [*job.folder.glob("imports-*")])
     os.kill(run.pid, signal.SIGTERM)
@@ -289,7 +289,7 @@ STEP_OF_TWO = """
 import ctypes, os, signal, sys, time
 from mpi_rollout.process.start import end_after_loss
 ctypes.CDLL(None).prctl(15, b"slurmstepd")  # PR_SET_NAME
-os.environ.update(SLURM_STEP_TASKS_PER_NODE="2", SLURM_NODEID="0")
+os.environ.update(SLURM_STEP_ID="0", SLURM_STEP_TASKS_PER_NODE="2", SLURM_NODEID="0")
 other = os.fork()
 if not other:
     signal.pause()
