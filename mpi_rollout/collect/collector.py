@@ -14,12 +14,14 @@ import numpy as np
 
 from mpi_rollout.collect.episode_goal import EpisodeGoal
 from mpi_rollout.collect.watcher import Episodes, LostRank, Progress, Spending, Watcher
+from mpi_rollout.core.columns import with_masks
 from mpi_rollout.core.layout import Block, SlotUnpacker
-from mpi_rollout.drive.actions import ActionSource, Span
+from mpi_rollout.core.spaces import Tree, tree_of
 from mpi_rollout.drive.blocks import Blocks, Discard
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import FragmentLengths
 from mpi_rollout.drive.lanes import Lane
+from mpi_rollout.drive.source import Choice, Source, Span
 from mpi_rollout.errors import RankError
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command
@@ -57,6 +59,32 @@ class Tally:
         return float(self.step_s.max()) if self.exchanges.division.first_ready else self._slowest_s
 
 
+class LastRows:
+    """What envs have shown last: in the blocks that are being filled, and in the last slots of their lanes."""
+
+    def __init__(self, driver: Driver, blocks: Blocks, lane_of: Mapping[range, Lane]):
+        self._blocks, self._lane_of, self._space = blocks, lane_of, driver.observation_space
+        self._info_names = [leaf.path for leaf in with_masks(driver.exchanges.contents.kept_infos)]
+
+    def observations(self, spans: Sequence[Span]) -> Tree:
+        """Copy them: whoever gets them may write there, while the block is stored."""
+        places = [(*self._blocks.at(span.step), slice(span.envs.start, span.envs.stop)) for span in spans]
+        parts = zip(
+            *([array[row, envs] for array in block.observation_arrays] for block, row, envs in places), strict=True
+        )
+        return tree_of(self._space, map(np.concatenate, parts))
+
+    def ends(self, span: Span) -> tuple[np.ndarray, np.ndarray]:
+        exchange = self._lane_of[span.envs].exchange
+        _, *ends = exchange.columns.results
+        terminations, truncations = map(exchange.take, ends)
+        return terminations, truncations
+
+    def infos(self, span: Span) -> dict[str, np.ndarray]:
+        (block, row), envs = self._blocks.at(span.step), slice(span.envs.start, span.envs.stop)
+        return {name: array[row, envs] for name, array in zip(self._info_names, block.info_arrays, strict=True)}
+
+
 @dataclass(frozen=True)
 class CollectorOptions:
     """How steps are collected."""
@@ -80,7 +108,7 @@ class Collector:
     def __init__(
         self,
         driver: Driver,
-        source: ActionSource,
+        source: Source,
         sink: "Writer | Discard",
         options: CollectorOptions,
         watchers: Watcher,
@@ -91,6 +119,9 @@ class Collector:
         self._sink, self._options, self._watchers = sink, options, watchers
         self.lengths, self.goal = options.lengths, options.goal
         self._blocks = Blocks(self._acquire)
+        self._lane_of = {lane.env_range: lane for lane in driver.lanes}
+        self._last_rows = LastRows(driver, self._blocks, self._lane_of)
+        self._are_sent_back = driver.exchanges.contents.has_actions  # The actions that were taken come with the slots.
         self._unpackers: dict[Block, dict[Lane, SlotUnpacker]] = {}
         self._step_of = dict.fromkeys(driver.lanes, 0)  # How many steps each lane has taken.
         self._num_slowest = len(driver.lanes)  # Lanes that have taken `num_steps` steps and no more.
@@ -170,12 +201,27 @@ class Collector:
             step = self._step_of[lane]
             num_steps = self._blocks.room(step, min(self.lengths.next(lane, step), stop - step))
             if num_steps:
-                spans.append(Span(lane, step, num_steps))
+                spans.append(Span(lane.env_range, step, num_steps))
             else:
                 parked.append(lane)
-        if spans:
-            self.source.send(spans, self._blocks)
+        for choice in self.source.actions(spans, self._last_rows) if spans else ():
+            self._send(choice)
         return parked
+
+    def _send(self, choice: Choice) -> None:
+        """Send the actions of a span, or leave them to the ranks; store them unless they come back with the slots."""
+        (envs, step, num_steps), actions, extras = choice
+        lane = self._lane_of[envs]
+        if actions is not None:
+            self.clock.lap("policy")
+            num_steps = len(actions[0])
+            if not self._are_sent_back:
+                block, row = self._blocks.at(step)
+                for array, sent in zip(block.action_arrays, actions, strict=False):  # Where nobody reads, it has none.
+                    array[row : row + num_steps, lane.envs] = sent
+                for array, values in zip(block.extra_arrays, extras, strict=False):
+                    array[row, lane.envs] = values
+        self.driver.send(lane, actions, num_steps, step)
 
     def _take_in(self, lanes: Sequence[Lane]) -> None:
         """Lay what the fragments of some lanes gave into blocks."""

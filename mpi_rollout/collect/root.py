@@ -19,11 +19,11 @@ from mpi_rollout.collect.run_state import RunState
 from mpi_rollout.collect.run_watchers import make_watchers, package_to_load
 from mpi_rollout.collect.team import RankTeam
 from mpi_rollout.core.seeding import Reproducibility
-from mpi_rollout.drive.actions import ActionSource
 from mpi_rollout.drive.blocks import Discard
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import prepare_lengths
 from mpi_rollout.drive.recall import Recall
+from mpi_rollout.drive.source import Source
 from mpi_rollout.envs.repeating import ADVICE, not_repeated
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import ActionError, DataError, Interrupted, PolicyError, RolloutError, as_flag
@@ -122,7 +122,7 @@ class Root:
             self._pause(collector)
         return collector
 
-    def _load_policy(self) -> ActionSource:
+    def _load_policy(self) -> Source:
         """Load what chooses the actions; say what takes long where a policy's package is imported first."""
         package = package_to_load(self._policy)
         if package and self._config.progress != "none":

@@ -11,9 +11,6 @@ from threading import Timer
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from mpi_rollout.collect.root import Root
-from mpi_rollout.collect.run_output import RunOutput
-from mpi_rollout.collect.scalars import check_log_dir
 from mpi_rollout.collect.services import services_of_run
 from mpi_rollout.collect.team import RankTeam, find_team
 from mpi_rollout.collect.trace import check_trace, tracing_clock
@@ -110,6 +107,9 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
     clock = tracing_clock(config, parts) if config.trace else None
     worker = parts.worker(services_of_run(config, parts, comm.rank, clock), clock, aborts_if_unheard=True)
     if source is not None and output is not None:
+        from mpi_rollout.collect.root import Root  # As h5py: a worker's imports are the job's start-up time.
+        from mpi_rollout.collect.run_output import RunOutput
+
         run_output = RunOutput(team, output, parts.facts, ranks.hosts_of(hosts), source.sha256)
         root = Root(team, source, run_output, worker, parts.facts)
         worker.stop_on_signals(asked, root.on_stop)
@@ -282,6 +282,8 @@ def check_facts(config: RolloutConfig, facts: EnvFacts | None) -> None:
 def check_places(config: RolloutConfig) -> None:
     """Refuse what a run writes besides its output where it cannot be written."""
     if config.log_dir:
+        from mpi_rollout.collect.scalars import check_log_dir  # For the root alone.
+
         check_log_dir(config.log_dir)
     if config.trace:
         check_trace(config, config.trace)

@@ -33,8 +33,9 @@ class Lane:
 
     def __init__(self, exchange: Exchange):
         self.exchange = exchange
-        self.env_indices = np.arange(exchange.partition.envs.start, exchange.partition.envs.stop)
-        self.envs = slice(exchange.partition.envs.start, exchange.partition.envs.stop)
+        self.env_range = exchange.partition.envs
+        self.env_indices = np.arange(self.env_range.start, self.env_range.stop)
+        self.envs = slice(self.env_range.start, self.env_range.stop)
         self.num_envs = len(self.env_indices)
         self.num_rows = 1  # Steps of the last slots that are complete on all ranks.
         self.has_failed = False  # An env failed in them, as `read_marks` has seen.

@@ -9,8 +9,8 @@ from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import tree_of
-from mpi_rollout.drive.actions import PolicyOnRanks
 from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
+from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.errors import ActionError, RankError, UsageError
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.train.ends import RootEnd

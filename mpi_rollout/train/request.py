@@ -12,8 +12,8 @@ from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.column_types import MASK_NAME
 from mpi_rollout.core.policy_kinds import FORMATS, MADE, RANDOM, kind_of_name
-from mpi_rollout.drive.actions import PolicyOnRanks
 from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.envs.env_maker import Env, EnvFunction, EnvMaker, Kwargs
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.envs.wrapping import Wrappers, name_of, named_wrappers

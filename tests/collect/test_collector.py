@@ -305,7 +305,7 @@ class Collected:
     ):
         self.driver, self.heard = driver_of(make, NUM_ENVS, seed=3, is_random=True, **options), Heard()
         self.driver.make_room(length)
-        self.source = RankActions(self.driver)
+        self.source = RankActions()
         self.sink = Kept(self.driver, sleep_s)
         lengths = FragmentLengths(length, seconds=None)
         self.collector = Collector(

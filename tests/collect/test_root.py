@@ -218,7 +218,7 @@ def test_a_policy_whose_package_is_not_loaded_yet_is_named_and_a_signal_meanwhil
     def load(*_: object) -> RandomActions:
         for _ in range(2):
             root.on_stop(signal.SIGUSR1)
-        return RandomActions(root._driver, RandomPolicy(root._driver.action_space, NUM_ENVS, 0))
+        return RandomActions(RandomPolicy(root._driver.action_space, NUM_ENVS, 0))
 
     monkeypatch.setattr(root_module, "make_source", load)
     monkeypatch.setattr(single_rank, "PolicySource", lambda *_: PolicySource("sb3", "p.zip"))

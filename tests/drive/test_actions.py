@@ -8,34 +8,39 @@ import pytest
 from envs import Counting, Nested
 from single_rank import driver_of
 
+from mpi_rollout.collect.collector import Collector, CollectorOptions
+from mpi_rollout.collect.watcher import Watchers
 from mpi_rollout.core.spaces import leaves
-from mpi_rollout.drive.actions import ActionSource, PolicyActions, RankActions, Span
-from mpi_rollout.drive.blocks import Blocks, Discard
+from mpi_rollout.drive.actions import PolicyActions, RankActions
+from mpi_rollout.drive.blocks import Discard
 from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.source import Source, Span
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt
 from mpi_rollout.policies.random import RandomPolicy
 
 ACTIONS = Counting.action_space
-Make = Callable[[Driver], ActionSource]
+Make = Callable[[Driver], Source]
 
 
 class Run:
     """Two lanes of two envs each, whose last observations are those of `step`, in a block of 8 rows from step 0 on."""
 
     def __init__(self, make_source: Make, room: int = 1, step: int = 5, make: Callable = Counting):
-        self.driver = driver_of(make, num_envs=4, num_groups=2, is_random=True)
+        self.driver = driver_of(make, num_envs=4, num_groups=2)
         self.driver.make_room(room)
-        sink = Discard([self.driver.block(8) for _ in range(3)])
-        self.blocks, self.step = Blocks(lambda _: sink.acquire()), step
+        self.source, sink = make_source(self.driver), Discard([self.driver.block(8) for _ in range(3)])
+        self.collector = Collector(self.driver, self.source, sink, CollectorOptions(3), Watchers([]))
+        self.blocks, self.step = self.collector._blocks, step
         for _ in range(3):
             self.blocks.extend()
         self.block = self.blocks.oldest
         for number, array in enumerate(self.block.observation_arrays):
             array[...] = np.arange(array.size).reshape(array.shape) % 7 + number
-        self.source = make_source(self.driver)
 
     def send(self, num_steps: int = 1, lanes: slice = slice(None)) -> None:
-        self.source.send([Span(lane, self.step, num_steps) for lane in self.driver.lanes[lanes]], self.blocks)
+        spans = [Span(lane.env_range, self.step, num_steps) for lane in self.driver.lanes[lanes]]
+        for choice in self.source.actions(spans, self.collector._last_rows):
+            self.collector._send(choice)
 
     def go_on(self) -> int:
         """As if all slots had come; return the number of steps."""
@@ -55,7 +60,11 @@ class Run:
 
 
 def asking(policy: Callable, most: int = 1) -> Make:
-    return lambda driver: PolicyActions(driver, policy, most)
+    def make(driver: Driver) -> PolicyActions:
+        envs = [lane.env_range for lane in driver.lanes]
+        return PolicyActions(policy, envs, driver.action_space, driver.read, most)
+
+    return make
 
 
 @pytest.mark.parametrize("make", [Counting, Nested], ids=["one", "nested"])
@@ -88,7 +97,7 @@ def test_actions_that_are_none_of_the_space_are_not_sent():
 
 
 def test_ranks_choose_the_actions_that_are_left_to_them():
-    run = Run(RankActions, room=4)
+    run = Run(lambda driver: RankActions(), room=4)
     run.send(3)
     assert run.orders() == [(True, 3, 5)] * 2
     assert run.driver.clock.seconds["policy"] == 0

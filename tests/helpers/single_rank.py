@@ -47,7 +47,7 @@ def collector_of(driver: Driver, num_rows: int, length: int = 1) -> Collector:
     """What takes steps at random, in fragments of this length, into blocks of so many rows that nobody stores."""
     options = CollectorOptions(3, lengths=FragmentLengths(length, seconds=None), look_every_s=100.0)
     blocks = [driver.block(num_rows) for _ in range(3)]
-    return Collector(driver, RankActions(driver), Discard(blocks), options, Watchers([]))
+    return Collector(driver, RankActions(), Discard(blocks), options, Watchers([]))
 
 
 def send(driver: Driver, lanes: list[Lane], actions: np.ndarray) -> None:

@@ -9,8 +9,8 @@ import pytest
 from jobs import HELPERS, Job, launcher, run_job
 from single_rank import driver_of
 
+from mpi_rollout.collect.action_source import SENT_NBYTES, ranks_draw
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.drive.actions import SENT_NBYTES, ranks_draw
 
 RUN = ("--env", "CartPole-v1", "--num-envs", "64", "--num-steps", "300", "--seed", "0", "--progress", "none")
 MASKED = ("--env", "Taxi-v4", "--num-envs", "5", "--num-steps", "40", "--seed", "3", "--progress", "none")
