@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
+from gymnasium import spaces
 
 from mpi_rollout.collect.episode_goal import EpisodeGoal
 from mpi_rollout.collect.watcher import Episodes, LostRank, Progress, Spending, Watcher
@@ -64,15 +65,18 @@ class LastRows:
 
     def __init__(self, driver: Driver, blocks: Blocks, lane_of: Mapping[range, Lane]):
         self._blocks, self._lane_of, self._space = blocks, lane_of, driver.observation_space
+        self._has_parts = isinstance(self._space, spaces.Dict | spaces.Tuple)
         self._info_names = [leaf.path for leaf in with_masks(driver.exchanges.contents.kept_infos)]
 
     def observations(self, spans: Sequence[Span]) -> Tree:
         """Copy them: whoever gets them may write there, while the block is stored."""
         places = [(*self._blocks.at(span.step), slice(span.envs.start, span.envs.stop)) for span in spans]
-        parts = zip(
-            *([array[row, envs] for array in block.observation_arrays] for block, row, envs in places), strict=True
-        )
-        return tree_of(self._space, map(np.concatenate, parts))
+        num_leaves = len(places[0][0].observation_arrays)
+        arrays = [
+            np.concatenate([block.observation_arrays[leaf][row, envs] for block, row, envs in places])
+            for leaf in range(num_leaves)
+        ]
+        return tree_of(self._space, arrays) if self._has_parts else arrays[0]
 
     def ends(self, span: Span) -> tuple[np.ndarray, np.ndarray]:
         exchange = self._lane_of[span.envs].exchange

@@ -11,8 +11,8 @@ from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.drive.recall import Recall
 from mpi_rollout.drive.source import Choice, Shown, Span
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt
-from mpi_rollout.policies.action_check import ActionReader
-from mpi_rollout.policies.blocks import BlockPolicy, check_actions_alone
+from mpi_rollout.policies.action_check import ActionReader, check_actions_alone
+from mpi_rollout.policies.blocks import BlockPolicy
 from mpi_rollout.policies.memory import STATE
 from mpi_rollout.policies.model import Policy
 from mpi_rollout.policies.random import RandomPolicy
@@ -73,6 +73,7 @@ class ModelActions:
     def __init__(self, make: Callable[[range], BlockPolicy], spans: Sequence[range], read: ActionReader):
         self._policies = {envs: make(envs) for envs in spans}
         self._read, self._stepped = read, set[range]()
+        self._indices = indices_by_span(spans)
         self.takes = next(iter(self._policies.values())).takes
 
     def resume(self, recall: Recall) -> None:
@@ -89,7 +90,7 @@ class ModelActions:
                 self._stepped.add(span.envs)
                 policy.view.note_infos(shown.infos(span))
             acted = _asked(policy, shown.observations([span]), span.step)
-            arrays = self._read(acted.actions, span.env_indices)
+            arrays = self._read(acted.actions, self._indices[span.envs])
             yield Choice(span, [array[np.newaxis] for array in arrays], acted.extras)
 
 
@@ -102,17 +103,16 @@ class PolicyActions:
     is_on_ranks = False
 
     def __init__(self, policy: Policy, spans: Sequence[range], action_space: Space, read: ActionReader, most: int = 1):
-        self._policy, self._spans, self._most = policy, spans, most
-        self._action_space, self._read = action_space, read
+        self._policy, self._most = policy, most
+        self._action_space, self._read, self._indices = action_space, read, indices_by_span(spans)
         # Of some envs the first step of their plan, and for each leaf its actions (num_steps, num_envs, ...).
         self._plans: dict[range, tuple[int, list[np.ndarray]]] = {}
         self._length = 0  # All plans are equally long, so that it is known where a run asks again.
 
     def resume(self, recall: Recall) -> None:
         """Take up the plans within which a run was stopped, with the observations that they were made from."""
-        for envs in self._spans:
+        for envs, indices in self._indices.items():
             observed, step = itemgetter(slice(envs.start, envs.stop)), recall.num_steps
-            indices = np.arange(envs.start, envs.stop)
             plan = self._ask(map_tree(observed, recall.observations(step)), indices)
             if taken := step % self._length:
                 plan = self._ask(map_tree(observed, recall.observations(step - taken)), indices)
@@ -120,7 +120,10 @@ class PolicyActions:
 
     def actions(self, spans: Sequence[Span], shown: Shown) -> Iterator[Choice]:
         if unplanned := [span for span in spans if span.step >= self._stop(span.envs)]:
-            plan = self._ask(shown.observations(unplanned), np.concatenate([span.env_indices for span in unplanned]))
+            indices = [self._indices[span.envs] for span in unplanned]
+            plan = self._ask(
+                shown.observations(unplanned), indices[0] if len(indices) == 1 else np.concatenate(indices)
+            )
             start = 0
             for span in unplanned:
                 stop = start + len(span.envs)
@@ -148,6 +151,11 @@ class PolicyActions:
         if len(plan[0]) != self._length:
             raise ActionError(f"the policy's plan has {counted(len(plan[0]), 'step')}, the one before {self._length}")
         return plan
+
+
+def indices_by_span(spans: Sequence[range]) -> dict[range, np.ndarray]:
+    """Return the env indices of each range of neighbouring envs, for messages."""
+    return {envs: np.arange(envs.start, envs.stop) for envs in spans}
 
 
 def too_short(length: int, way_out: str) -> ActionError:

@@ -18,10 +18,6 @@ class Span(NamedTuple):
     step: int
     num_steps: int
 
-    @property
-    def env_indices(self) -> np.ndarray:
-        return np.arange(self.envs.start, self.envs.stop)
-
 
 class Choice(NamedTuple):
     """The actions of a span.

@@ -175,16 +175,7 @@ def of_old_gym() -> str:
     return f"return shimmy.GymV{api}CompatibilityV0(env=env), after pip install 'shimmy[gym-v{api}]'"
 
 
-def outputs_of(outcomes: Sequence[Outcome], first_env_index: int) -> tuple[Parts, ...]:
-    """Return all observations, rewards, terminations, truncations and infos; DataError for a step without them."""
-    try:
-        observations, rewards, terminations, truncations, infos = zip(*outcomes, strict=True)
-        return observations, rewards, terminations, truncations, infos
-    except (TypeError, ValueError) as error:
-        raise _no_outcome(outcomes, first_env_index) from error
-
-
-def _no_outcome(outcomes: Sequence[Outcome], first_env_index: int) -> DataError:
+def no_outcome(outcomes: Sequence[Outcome], first_env_index: int) -> DataError:
     """Name the first env whose step did not return what a step returns."""
     is_good = [isinstance(outcome, tuple | list) and len(outcome) == 5 for outcome in outcomes]
     index = is_good.index(False)

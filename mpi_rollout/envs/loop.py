@@ -82,6 +82,7 @@ class LoopVectorEnv(SingleEnvs):
         self._resets = [partial(self._reset_instead, index) for index in range(self.num_envs)]
         self.ended: list[int] = []  # And not reset since.
         self._checks = OutputChecks(self.single_observation_space, on_fault)
+        self._is_checked = bool(self._checks)
         self.masks: MaskColumn | None = None  # The envs' masks, where these are wanted.
         # While episodes are taken again: envs that failed and are left out since, and how they failed.
         self.failing: dict[int, str] | None = None
@@ -100,21 +101,22 @@ class LoopVectorEnv(SingleEnvs):
             raise faults.not_reset(self.ended, self._first_env_index)
         self._time.num_steps += 1
         outcomes = self._call_envs(self._split_actions(actions))
-        if self._checks:
+        if self._is_checked:
             self._restart_wrong(outcomes)
-        observations, *results, infos = faults.outputs_of(outcomes, self._first_env_index)
+        observations, *results, infos = self._outputs_of(outcomes)
         columns = self._columns[row]
         self._note_ends(columns, self._results[row].write(*results))
         if self.agents:
             write_agents(self.agents, columns, self.ended)
         if self.masks is not None and self.masks.places:
             self.masks.write(infos, self.ended)
-        infos = self.infos.wanted(infos)
         if self.ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
-            observations, gathered = self._begin_again(observations, infos, row)
+            observations, gathered = self._begin_again(observations, self.infos.wanted(infos), row)
             write_alive(self.agents, columns)
+        elif self.infos.names is False or not any(infos):  # The usual cases.
+            gathered = self.infos.nothing()
         else:
-            gathered = self.infos.add(self.infos.nothing(), infos)
+            gathered = self.infos.add(self.infos.nothing(), self.infos.wanted(infos))
         self._rows.write(observations, row)
         self.row, self.columns = row, columns
         return columns.observations, columns.rewards, columns.terminations, columns.truncations, gathered
@@ -136,6 +138,14 @@ class LoopVectorEnv(SingleEnvs):
                 outcomes.append(self._outcome_of_failed(len(outcomes), error))
         self._outcomes = None
         return outcomes
+
+    def _outputs_of(self, outcomes: Sequence[Outcome]) -> tuple[Parts, ...]:
+        """Return all observations, rewards, terminations, truncations and infos; DataError for a step without them."""
+        try:
+            observations, rewards, terminations, truncations, infos = zip(*outcomes, strict=True)
+            return observations, rewards, terminations, truncations, infos
+        except (TypeError, ValueError) as error:
+            raise faults.no_outcome(outcomes, self._first_env_index) from error
 
     def _note_ends(self, columns: Columns, may_have_some: bool) -> None:
         self.ended = []
@@ -235,7 +245,7 @@ class LoopVectorEnv(SingleEnvs):
 
     def _restart_wrong(self, outcomes: list[Outcome]) -> None:
         """Restart envs that gave wrong values, as if they had failed."""
-        observations, rewards, *_ = faults.outputs_of(outcomes, self._first_env_index)
+        observations, rewards, *_ = self._outputs_of(outcomes)
         for index, what in self._checks.in_parts(observations, rewards).items():
             outcomes[index] = self._outcome_of_failed(index, WrongValue(what))
 

@@ -14,11 +14,17 @@ import numpy as np
 from mpi_rollout.core.layout import Contents, SlotLayout
 from mpi_rollout.core.partition import Division
 from mpi_rollout.exchange.control import CommControl, Control
-from mpi_rollout.exchange.direct import DirectTransport, SwitchingTransport
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.shared_memory import shared_zeros
 from mpi_rollout.exchange.surviving import ShrinkingTransport, SurvivingControl
-from mpi_rollout.exchange.transports import Buffers, CollectiveTransport, NoTransport, Transport
+from mpi_rollout.exchange.transports import (
+    Buffers,
+    CollectiveTransport,
+    DirectTransport,
+    NoTransport,
+    SwitchingTransport,
+    Transport,
+)
 from mpi_rollout.exchange.waiting import Wait, wait_maker
 from mpi_rollout.exchange.world import ROOT
 

@@ -137,6 +137,11 @@ class Adaptation:
     It sleeps from when its core is shared until a try shows that it no longer is.  A rank that sleeps cannot tell: it
     has its turn at once because it left the core to others.  So after a rest it spins for a window.  If that was too
     early, the next rest is twice as long.
+
+    Attributes
+    ----------
+    look_at
+        When to ask again: until then, what it has told stays true.
     """
 
     def __init__(self) -> None:
@@ -145,14 +150,14 @@ class Adaptation:
 
     def restart(self) -> None:
         """Begin a new window: earlier time does not count."""
-        self._before, self._is_short, self._due = processor_time(), False, perf_counter() + WINDOW_S
+        self._before, self._is_short, self.look_at = processor_time(), False, perf_counter() + WINDOW_S
 
     def is_short(self, are_others: Callable[[], bool] = lambda: False) -> bool:
         """Tell what the last window showed.  This costs almost nothing, except once a window.
 
         At its end `are_others` tells whether a rank for which this one decides too gets too little processor time.
         """
-        if perf_counter() >= self._due:
+        if perf_counter() >= self.look_at:
             before = self._before
             self.restart()
             if before is not None and self._before is not None:
@@ -170,6 +175,7 @@ class Adaptation:
             now = perf_counter()
             self._rest_s = min(2 * self._rest_s, LONGEST_REST_S) if now - self._until < self._rest_s else FIRST_REST_S
             self._sleeps, self._until = True, now + self._rest_s
+            self.look_at = self._until
         return self._sleeps
 
 

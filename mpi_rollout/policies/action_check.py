@@ -5,6 +5,7 @@ mode.  In no mode does an integer outside of its range reach an env: code in C++
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -254,3 +255,13 @@ def inside(space: spaces.Space) -> Callable[[np.ndarray], bool]:
         return bool(array.item(array.argmin()) >= lowest and array.item(array.argmax()) <= highest)
 
     return is_inside
+
+
+def check_actions_alone(given: Any, space: spaces.Space, size: int) -> None:
+    """Raise ActionError for a tuple of actions and something else, such as SB3's `predict` returns."""
+    is_tuple = isinstance(given, tuple) and not isinstance(space, spaces.Tuple)
+    if is_tuple and (len(given) != size or any(entry is None for entry in given)):
+        raise ActionError(
+            f"the policy must return actions alone, returns a tuple of {len(given)}; return its first entry, as in "
+            "model.predict(observations)[0]"
+        )

@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium import spaces
 
 from mpi_rollout.core.partition import shifted
 from mpi_rollout.core.seeding import model_key
 from mpi_rollout.core.spaces import Leaf, Space, Tree, is_castable, leaves, tree_of
 from mpi_rollout.errors import ActionError
-from mpi_rollout.policies.action_check import described
+from mpi_rollout.policies.action_check import check_actions_alone, described
 from mpi_rollout.policies.memory import INFOS, STARTS, STATE, PastRows, PolicyView, kept
 from mpi_rollout.policies.model import Model
 from mpi_rollout.policies.sampling import Uniforms
@@ -159,16 +158,6 @@ def _extra(leaf: Leaf, given: Tree, size: int) -> np.ndarray:
             f"{column.dtype} of shape {column.shape}"
         )
     return column.astype(leaf.dtype, copy=False)
-
-
-def check_actions_alone(given: Tree, space: Space, size: int) -> None:
-    """Raise ActionError for a tuple of actions and something else, such as SB3's `predict` returns."""
-    is_tuple = isinstance(given, tuple) and not isinstance(space, spaces.Tuple)
-    if is_tuple and (len(given) != size or any(entry is None for entry in given)):
-        raise ActionError(
-            f"the policy must return actions alone, returns a tuple of {len(given)}; return its first entry, as in "
-            "model.predict(observations)[0]"
-        )
 
 
 def _column(name: str, leaf: Leaf, given: Tree, size: int) -> np.ndarray:

@@ -38,10 +38,9 @@ from mpi_rollout.process.clock import Clock, utc_now
 from mpi_rollout.process.console import say
 from mpi_rollout.process.host import check_num_envs
 from mpi_rollout.process.notices import NOTICES
-from mpi_rollout.ranks.loop_slices import LoopSlice
 from mpi_rollout.ranks.native_slices import NativeSlice
 from mpi_rollout.ranks.service import Service
-from mpi_rollout.ranks.slices import Slice
+from mpi_rollout.ranks.slices import LoopSlice, Slice
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.text import words_of
 

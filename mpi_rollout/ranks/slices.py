@@ -1,6 +1,6 @@
 """A slice: one rank's envs for one exchange.  Orders act on it, and it fills the slots.
 
-`loop_slices` and `native_slices` have the two kinds of envs, which differ in how their outputs come into the slot.
+Envs of a loop write into the slot by themselves; `native_slices` has those whose outputs are checked and copied.
 """
 
 from abc import ABC, abstractmethod
@@ -18,6 +18,7 @@ from mpi_rollout.core.partition import shifted
 from mpi_rollout.core.spaces import Tree, leaves, tree_of
 from mpi_rollout.envs.infos import MaskColumn
 from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step, Values
+from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.replaying import Past, ReplayingEnvs
 from mpi_rollout.envs.single_envs import Restart
 from mpi_rollout.exchange.exchange import Exchange
@@ -271,3 +272,39 @@ class Slice(ABC):
                 write_columns(infos, leaf, values, mask, self.env_indices.start, self._way_out)
             if self._view is not None:
                 self._view.note_infos(dict(zip(self._info_names, chain.from_iterable(columns), strict=True)))
+
+
+class LoopSlice(Slice):
+    """The envs of a loop: they write into the slot's rows, or where nobody reads these, into arrays of their own."""
+
+    _has_own_seeds = True
+
+    def __init__(self, exchange: Exchange, envs: LoopVectorEnv, random: RandomPolicy | None, first_env: int = 0):
+        super().__init__(exchange, envs, random, first_env)
+        self._loop, self._first_seed = envs, self.env_indices.start
+        envs.infos.keep_apart()
+        envs.masks = self.masks
+        self.step, self.faults = envs.step, envs.faults
+        self.use_slot()
+
+    def use_slot(self) -> None:
+        exchange = self.exchange
+        is_read = bool(exchange.layout.observations)
+        self._loop.write_to(exchange.slot_rows if is_read else [self._loop.columns] * exchange.room)
+        self.last_observations = self._loop.columns.observations
+
+    def do(self, command: int, arguments: tuple[Any, ...], is_to_stop: Callable[[], bool]) -> None:
+        if command != Command.STEP:
+            self._loop.rewind()  # A reset may be of some envs.
+        super().do(command, arguments, is_to_stop)
+
+    def _put(self, outputs: Reset | Step, row: int, _names: tuple[str, ...]) -> None:
+        self.last_observations = outputs[0]
+        self.exchange.own_num_ended[row] = len(self._loop.ended)
+
+    def _env_at_work(self) -> Work | None:
+        work = self._loop.at_work()
+        if work is None:
+            return None
+        (place, call, patience), step = work, self.num_steps
+        return Work((id(self), call), lambda: f"step {step}: {self._loop.describe_work(place, call[0])}", patience)

@@ -11,7 +11,6 @@ from gymnasium import spaces
 from mpi4py import MPI
 from mpi_rollout.core.layout import Contents, SlotLayout
 from mpi_rollout.core.partition import Partition
-from mpi_rollout.exchange.direct import *
 from mpi_rollout.exchange.exchange import Command, Exchange
 from mpi_rollout.exchange.shared_memory import shared_zeros
 from mpi_rollout.exchange.transports import *
@@ -74,9 +73,9 @@ for kind, memory in product((CollectiveTransport, DirectTransport, SwitchingTran
         exchange.own_marks[num_rows - 1] = 0 if num_rows == 1 else 100 + comm.rank
         exchange.own_step_s[0] = order + comm.rank / 8
         if switches and order % 7 == 3 and comm.rank == 1:
-            exchange.transport._adaptation.is_short = lambda: True
+            exchange.transport._adaptation.is_short, exchange.transport._adaptation.look_at = lambda: True, 0
         if switches and comm.rank == 0:
-            exchange.transport._adaptation._due = 0  # Its window is over: it looks at the words of the others.
+            exchange.transport._adaptation.look_at = 0  # Its window is over: it looks at the words of the others.
         if comm.rank:
             exchange.send_slot()
         else:

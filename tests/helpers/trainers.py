@@ -106,14 +106,14 @@ def amid_sharing(function: str, *arguments: Any) -> tuple[Any, int]:
     -------
     What it returned, and how often this rank went over to other messages
     """
-    from mpi_rollout.exchange import direct, waiting
+    from mpi_rollout.exchange import transports, waiting
     from mpi_rollout.ranks import set_up
 
     waiting.WINDOW_S = waiting.FIRST_REST_S = waiting.LONGEST_REST_S = 0.0
     waiting.processor_time = partial(next, processor_times(claimed_rank()))
     set_up.way_to_wait = lambda comm: "adapt"
-    change, changes = direct.SwitchingTransport._change, []
-    direct.SwitchingTransport._change = lambda self: (changes.append(1), change(self))
+    change, changes = transports.SwitchingTransport._change, []
+    transports.SwitchingTransport._change = lambda self: (changes.append(1), change(self))
     return globals()[function](*arguments), len(changes)
 
 

@@ -70,7 +70,7 @@ class Wrong:
 
     def drawn(self, span):
         steps = np.arange(span.step, span.step + span.num_steps)[:, None]
-        return (steps + span.env_indices) % 2
+        return (steps + np.array(span.envs)) % 2
 
 
 class Forgetful(Wrong):

@@ -6,8 +6,7 @@ from jobs import Job
 OURS = """
 from functools import partial
 from mpi4py import MPI
-from mpi_rollout.exchange.direct import DirectTransport, SwitchingTransport
-from mpi_rollout.exchange.transports import CollectiveTransport, NoTransport
+from mpi_rollout.exchange.transports import CollectiveTransport, DirectTransport, NoTransport, SwitchingTransport
 from mpi_rollout.exchange.waiting import Wait
 from mpi_rollout.testing.transports import check_transport
 
@@ -26,6 +25,8 @@ else:
         transport = SwitchingTransport(buffers, Wait())
         count = iter(range(10**6))
         transport._adaptation.sleeps = lambda is_other_short: next(count) // 5 % 2 == 1
+        transport._adaptation.restart = lambda: None
+        transport._adaptation.look_at = 0.0
         switched.append(transport)
         return transport
 
