@@ -19,9 +19,8 @@ from mpi_rollout.core.columns import with_masks
 from mpi_rollout.core.layout import Block, SlotUnpacker
 from mpi_rollout.core.spaces import Tree, tree_of
 from mpi_rollout.drive.blocks import Blocks, Discard
-from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.driver import Driver, Lane
 from mpi_rollout.drive.fragments import FragmentLengths
-from mpi_rollout.drive.lanes import Lane
 from mpi_rollout.drive.source import Choice, Source, Span
 from mpi_rollout.errors import RankError
 from mpi_rollout.exchange.exchanges import Exchanges

@@ -7,8 +7,7 @@ limit between two exchanges.  The data do not depend on L.
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.spaces import leaves
-from mpi_rollout.drive.driver import Driver
-from mpi_rollout.drive.lanes import Lane
+from mpi_rollout.drive.driver import Driver, Lane
 from mpi_rollout.exchange.orders import actions_nbytes
 from mpi_rollout.options import AUTO
 

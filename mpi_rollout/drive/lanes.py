@@ -1,19 +1,13 @@
-"""Lanes: each is one exchange as the root sees it, and what came with its last slots.
-
-The loops of a trainer and of a run are the same for one lane over all ranks, for groups of envs in turn, and for one
-lane a rank, where the rank that is ready first is served first.
-"""
+"""What the last slots of some lanes hold for a trainer: which envs they have, and what these said."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import FAULT, NOTED, RESTARTED, UNDONE
 from mpi_rollout.core.spaces import Tree, tree_of
+from mpi_rollout.drive.driver import Lane
 from mpi_rollout.envs.inputs import Info
-from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import (
     ENV_ERROR,
     FINAL_INFO,
@@ -26,53 +20,6 @@ from mpi_rollout.exchange.infos import (
 )
 
 EVERYTHING = slice(None)
-
-
-class Lane:
-    """The envs of one exchange: neighbours, `envs` of all."""
-
-    def __init__(self, exchange: Exchange):
-        self.exchange = exchange
-        self.env_range = exchange.partition.envs
-        self.env_indices = np.arange(self.env_range.start, self.env_range.stop)
-        self.envs = slice(self.env_range.start, self.env_range.stop)
-        self.num_envs = len(self.env_indices)
-        self.num_rows = 1  # Steps of the last slots that are complete on all ranks.
-        self.has_failed = False  # An env failed in them, as `read_marks` has seen.
-        self.arguments: tuple[object, ...] = ()  # Those of the last order, if it asked for no steps.
-
-    @property
-    def marks(self) -> np.ndarray:
-        """Return the marks of the last slots' rows, of shape (num_ranks, num_steps)."""
-        exchange, num_rows = self.exchange, self.exchange.order.num_rows
-        return exchange.marks if num_rows == exchange.room else exchange.marks[:, :num_rows]
-
-    def has_notices(self) -> bool:
-        """Tell whether a rank has marked the last slots with news for the user."""
-        return bool((self.marks == NOTED).any())
-
-    def read_marks(self) -> "tuple[int, list[LaneRestart]]":
-        """Act on the marks of the last slots; return the signal that asks the run to stop, or 0, and restarts."""
-        marks, restarts = self.marks, []
-        self.has_failed = bool((marks == FAULT).any())
-        is_missing = ((marks == FAULT) | (marks == UNDONE)).any(axis=0)
-        if is_missing.any():
-            self.num_rows = int(is_missing.argmax())
-        if (marks == RESTARTED).any():
-            for row, _, infos in self.exchange.infos.take():
-                if row < self.num_rows:
-                    assert isinstance(infos, dict), "a rank puts no others beside this mark"
-                    restarts += [LaneRestart(self, row, *fault) for fault in infos["faults"]]
-        return max(0, -int(marks.min())), restarts
-
-
-class LaneRestart(NamedTuple):
-    """A restart of an env in row `row` of a lane's slots."""
-
-    lane: Lane
-    row: int
-    env_index: int
-    message: str
 
 
 def indices_of(lanes: Sequence[Lane]) -> np.ndarray:

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mpi_rollout.core.policy_kinds import MADE
-from mpi_rollout.drive.driver import Driver
-from mpi_rollout.drive.lanes import Lane
+from mpi_rollout.drive.driver import Driver, Lane
 from mpi_rollout.errors import UsageError
 from mpi_rollout.policies.memory import NONE, PastRows
 from mpi_rollout.policies.model import PolicySource

@@ -8,8 +8,8 @@ import numpy as np
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.drive.driver import Driver
-from mpi_rollout.drive.lanes import Lane, indices_of
+from mpi_rollout.drive.driver import Driver, Lane
+from mpi_rollout.drive.lanes import indices_of
 from mpi_rollout.envs.inputs import Options, Seeds, one_for_each
 from mpi_rollout.errors import as_argument
 from mpi_rollout.exchange.orders import Command

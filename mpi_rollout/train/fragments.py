@@ -9,7 +9,8 @@ from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import tree_of
-from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
+from mpi_rollout.drive.driver import Lane
+from mpi_rollout.drive.lanes import indices_of, parts_of
 from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.errors import ActionError, RankError, UsageError
 from mpi_rollout.policies.random import RandomPolicy

@@ -18,8 +18,8 @@ from gymnasium.vector import AutoresetMode
 from mpi_rollout.core.columns import values_of
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import Leaf, leaves
-from mpi_rollout.drive.driver import Driver
-from mpi_rollout.drive.lanes import Lane, LaneRestart, parts_of
+from mpi_rollout.drive.driver import Driver, Lane, LaneRestart
+from mpi_rollout.drive.lanes import parts_of
 from mpi_rollout.envs.inputs import Info, Options, Seeds, seed_of_each
 from mpi_rollout.errors import StorageError, as_argument
 from mpi_rollout.exchange.infos import FINAL_OBS

@@ -9,8 +9,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.spaces import Tree, leaves, tree_of
-from mpi_rollout.drive.driver import Driver
-from mpi_rollout.drive.lanes import Lane, StepInfos, final_observations, indices_of, infos_of, parts_of
+from mpi_rollout.drive.driver import Driver, Lane
+from mpi_rollout.drive.lanes import StepInfos, final_observations, indices_of, infos_of, parts_of
 from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.infos import FINAL_INFO, FINAL_OBS

@@ -18,8 +18,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.core.spaces import Tree, agents_of, set_spaces
-from mpi_rollout.drive.driver import Driver
-from mpi_rollout.drive.lanes import Lane, indices_of, lanes_of
+from mpi_rollout.drive.driver import Driver, Lane
+from mpi_rollout.drive.lanes import indices_of, lanes_of
 from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.envs import inputs
 from mpi_rollout.envs.inputs import CalledByName, Info, Options, Reset, Seeds, Step, Values

@@ -8,8 +8,7 @@ import pytest
 from envs import Failing, Stumbling, Telling
 from single_rank import driver_of, send
 
-from mpi_rollout.drive.driver import Driver
-from mpi_rollout.drive.lanes import Lane
+from mpi_rollout.drive.driver import Driver, Lane
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import ActionError, RankError
 from mpi_rollout.exchange.exchange import Command

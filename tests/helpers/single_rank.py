@@ -19,9 +19,9 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
 from mpi_rollout.drive.actions import RankActions
 from mpi_rollout.drive.blocks import Discard
-from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.driver import Driver, Lane
 from mpi_rollout.drive.fragments import FragmentLengths
-from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
+from mpi_rollout.drive.lanes import indices_of, parts_of
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.single_rank import SingleRankComm
