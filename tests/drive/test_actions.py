@@ -10,8 +10,9 @@ from single_rank import driver_of
 
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.drive.actions import ActionSource, PolicyActions, RankActions, Span
-from mpi_rollout.drive.blocks import Blocks, Discard
+from mpi_rollout.drive.blocks import Blocks
 from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.sink import DiscardSink
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt
 from mpi_rollout.policies.random import RandomPolicy
 
@@ -25,7 +26,7 @@ class Run:
     def __init__(self, make_source: Make, room: int = 1, step: int = 5, make: Callable = Counting):
         self.driver = driver_of(make, num_envs=4, num_groups=2, is_random=True)
         self.driver.make_room(room)
-        sink = Discard([self.driver.block(8) for _ in range(3)])
+        sink = DiscardSink([self.driver.block(8) for _ in range(3)])
         self.blocks, self.step = Blocks(lambda _: sink.acquire()), step
         for _ in range(3):
             self.blocks.extend()
