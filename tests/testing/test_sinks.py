@@ -5,9 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from queue import SimpleQueue
 
+import drawn_spaces
 import h5py
 import numpy as np
 import pytest
+from gymnasium import spaces
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from jobs import datasets
 from written_data import ACTIONS, SMALL, Feed, ending
 
@@ -25,6 +29,17 @@ pytestmark = pytest.mark.any_mpi
 def in_memory(blocks: list[Block]) -> tuple[Sink, Read]:
     sink = MemorySink(blocks)
     return sink, lambda: sink.rows
+
+
+def in_a_file(blocks: list[Block], path: Path, space: spaces.Space, compression: str) -> tuple[Sink, Read]:
+    writer = Feed(space, sinks.NUM_ENVS, compression=compression).writer_of(blocks, path)
+
+    def read() -> Mapping[str, np.ndarray]:
+        writer.finish(ending(writer.num_committed))
+        writer.release()
+        return {name: rows for name, rows in datasets(path).items() if not name.startswith("/")}
+
+    return writer, read
 
 
 def test_the_sink_in_memory_keeps_the_contract():
@@ -49,16 +64,7 @@ def test_a_file_keeps_the_contract(
     numbers = itertools.count()
 
     def make(blocks: list[Block]) -> tuple[Sink, Read]:
-        path = tmp_path / f"{next(numbers)}.h5"
-        feed = Feed(sinks.OBSERVATION_SPACE, sinks.NUM_ENVS, compression=compression)
-        writer = feed.writer_of(blocks, path)
-
-        def read() -> Mapping[str, np.ndarray]:
-            writer.finish(ending(writer.num_committed))
-            writer.release()
-            return {name: rows for name, rows in datasets(path).items() if not name.startswith("/")}
-
-        return writer, read
+        return in_a_file(blocks, tmp_path / f"{next(numbers)}.h5", sinks.OBSERVATION_SPACE, compression)
 
     check_sink(make, num_programs=6)
     assert all(h5py.is_hdf5(path) for path in tmp_path.iterdir())
@@ -189,3 +195,11 @@ def test_a_sink_that_breaks_the_contract_is_found(wrong: type[MemorySink], words
 def test_a_sink_that_claims_to_keep_nothing_commits_nothing():
     with pytest.raises(AssertionError, match="num_committed is 0 of a sink that keeps none"):
         check_sink(lambda blocks: (MemorySink(blocks), None))
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn_spaces.SPACES, st.sampled_from(["none", "gzip"]))
+def test_a_file_keeps_rows_of_any_space(tmp_path: Path, space: spaces.Space, compression: str):
+    path = tmp_path / "one.h5"
+    path.unlink(missing_ok=True)
+    check_sink(lambda blocks: in_a_file(blocks, path, space, compression), 1, space, ACTIONS)
