@@ -283,6 +283,8 @@ def test_each_env_is_in_one_shard_and_each_rank_in_one_team(
         assert sorted(rank for team in teams for rank in team.ranks) == list(range(len(nodes)))
         assert [envs for team in teams for envs in team.shards] == list(shards)
         assert all(list(team.ranks) == sorted(team.ranks) for team in teams) and teams[0].ranks[0] == 0
+    # With several shards on a node a run makes one team of all ranks where this does not hold.
+    shards = shards_of(len(nodes) + num_more, nodes, 1)
     assert all(len(team.envs) >= len(team.ranks) for team in teams_of(shards, nodes, is_one))
 
 
