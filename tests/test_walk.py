@@ -1,14 +1,19 @@
-"""The page about how data flows names the files that the data pass, in their order."""
+"""The page about how data flows names the files that the data pass; a step passes no more of them than it did."""
 
+import json
 import re
 import sys
 import threading
+from dataclasses import astuple, dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import pytest
 from envs import Counting
+from jobs import Job
 from single_rank import drive, root_of
+from walked_step import LAST, NUM_ENVS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/explanation/walk.md").read_text()
@@ -81,3 +86,40 @@ def test_the_page_names_what_the_data_pass_in_their_order(tmp_path: Path, monkey
     named = set(re.findall(r"`([\w.]+/)?(\w+\.py)`", PAGE))
     unnamed = {Path(name).name for name in {*out, *back}} - {name for _, name in named}
     assert not unnamed, "the page does not name these"
+
+
+# Whatever a page names: how much a reader of one step has to hold in his head.  These only fall.
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What a step visits: files, calls of their functions, and returns to a file that it has left."""
+
+    num_files: int
+    num_calls: int
+    num_returns: int
+
+
+# Ranks that may also sleep while they wait visit two more files each, and a varying number of functions.
+CEILINGS = {"root": Walk(22, 86, 36), "worker": Walk(13, 38, 14)}
+
+
+def walk_of(visits: list[str]) -> tuple[Walk, str]:
+    """Count what was visited; also say it, in its order."""
+    files = list(dict.fromkeys(visits))
+    changes = [name for name, _ in groupby(visits)]
+    walk = Walk(len(files), len(visits), len(changes) - len(files))
+    return walk, " > ".join(f"{name} ({visits.count(name)})" for name in files)
+
+
+@pytest.mark.any_mpi
+@pytest.mark.mpi(2)
+def test_a_step_in_lockstep_visits_no_more_than_it_did(job: Job, num_ranks: int):
+    sizes = ("--num-envs", str(NUM_ENVS), "--num-steps", str(LAST + 10), "--wait", "spin")
+    envs = ("--env-factory", "walked_step:make_env", "--policy", "walked_step:act")
+    result = job(num_ranks, *envs, *sizes)
+    assert result.code == 0, result.err
+    for side, ceiling in CEILINGS.items():
+        walk, told = walk_of(json.loads((job.folder / f"{side}.json").read_text()))
+        is_no_more = [own <= most for own, most in zip(astuple(walk), astuple(ceiling), strict=True)]
+        assert all(is_no_more), f"a step of the {side}: {walk}, it was {ceiling}; calls in each file: {told}"

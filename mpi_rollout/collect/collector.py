@@ -8,7 +8,6 @@ that is no transition: its action is ignored, its reward is 0, it leads to the n
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium import spaces
@@ -18,16 +17,14 @@ from mpi_rollout.collect.watcher import Episodes, LostRank, Progress, Spending, 
 from mpi_rollout.core.columns import with_masks
 from mpi_rollout.core.layout import Block, SlotUnpacker
 from mpi_rollout.core.spaces import Tree, tree_of
-from mpi_rollout.drive.blocks import Blocks, Discard
+from mpi_rollout.drive.blocks import Blocks
 from mpi_rollout.drive.driver import Driver, Lane
 from mpi_rollout.drive.fragments import FragmentLengths
+from mpi_rollout.drive.sink import Sink
 from mpi_rollout.drive.source import Choice, Source, Span
 from mpi_rollout.errors import RankError
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command
-
-if TYPE_CHECKING:
-    from mpi_rollout.storage.writer import Writer  # Imports h5py, which is for the root alone.
 
 
 class Tally:
@@ -112,7 +109,7 @@ class Collector:
         self,
         driver: Driver,
         source: Source,
-        sink: "Writer | Discard",
+        sink: Sink,
         options: CollectorOptions,
         watchers: Watcher,
     ):
@@ -365,6 +362,11 @@ class Collector:
         """Give the sink all steps so far."""
         self._count(self._num_rows)
         self._submit(self._blocks.oldest, self._num_rows)
+
+    def commit(self) -> None:
+        """Hand over all steps so far, and wait until the sink has committed them."""
+        self.hand_over()
+        self._sink.drain()
 
     def _submit(self, block: Block, num_rows: int) -> None:
         self._sink.submit(block, num_rows)

@@ -19,10 +19,10 @@ from mpi_rollout.collect.run_state import RunState
 from mpi_rollout.collect.run_watchers import make_watchers, package_to_load
 from mpi_rollout.collect.team import RankTeam
 from mpi_rollout.core.seeding import Reproducibility
-from mpi_rollout.drive.blocks import Discard
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import prepare_lengths
 from mpi_rollout.drive.recall import Recall
+from mpi_rollout.drive.sink import Sink
 from mpi_rollout.drive.source import Source
 from mpi_rollout.envs.repeating import ADVICE, not_repeated
 from mpi_rollout.envs.replaying import Past
@@ -38,7 +38,7 @@ from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.text import traceback_of, words_of
 
 if TYPE_CHECKING:
-    from mpi_rollout.storage.writer import Writer  # Imports h5py.
+    pass  # Imports h5py.
 
 
 class Root:
@@ -202,7 +202,7 @@ class Root:
         self._driver.clock.lap("other")  # No step waited while the file was made.
         return self._state.collector
 
-    def _make_sink(self, lost: Mapping[int, int]) -> "Writer | Discard":
+    def _make_sink(self, lost: Mapping[int, int]) -> Sink:
         """Make the file, when all teams begin; return where the blocks go."""
         contents = self._driver.exchanges.contents
         num_rows = self._output.num_rows(contents, self._lengths.most)
@@ -229,9 +229,7 @@ class Root:
         start, before = clock.now, dict(clock.seconds)
         try:
             collector.advance(num_steps)
-            if self._config.trajectories:
-                collector.hand_over()
-                state.file.drain()
+            collector.commit()
             clock.lap("write")
         finally:
             state.seconds += perf_counter() - start

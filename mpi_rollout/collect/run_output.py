@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from mpi_rollout.collect.team import RankTeam
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Contents
-from mpi_rollout.drive.blocks import Discard
 from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.sink import DiscardSink, Sink
 from mpi_rollout.process.console import say
 from mpi_rollout.process.host import check_blocks
 from mpi_rollout.ranks.set_up import EnvFacts
@@ -88,7 +88,7 @@ class RunOutput:
 
     def make(
         self, driver: Driver, num_rows: int, lost: Mapping[int, int], check: Callable[[], None]
-    ) -> "tuple[Writer, Writer | Discard]":
+    ) -> "tuple[Writer, Sink]":
         """Make the file; return its writer, and where the blocks go.
 
         `lost` has the first lost step of each env that did not come back.  `check` may raise to end the run; any thread
@@ -100,7 +100,7 @@ class RunOutput:
         attributes = self._attributes(self._config, self.hosts, driver.exchanges.contents)
         file = self._claimed.new_file(self._config, attributes, num_rows, lost, check)
         if not self._config.trajectories:
-            return Writer(file, []), Discard(blocks)
+            return Writer(file, []), DiscardSink(blocks)
         writer = Writer(file, blocks)
         return writer, writer
 

@@ -132,15 +132,20 @@ class Division:
 
     def __post_init__(self) -> None:
         num_workers = self.whole.num_workers
-        if self.root_envs and self.root_envs < self.num_groups:
-            raise UsageError(
-                Option("root_envs"), f" must be at least the number of groups, {self.num_groups}, got {self.root_envs}"
-            )
         if self.num_envs < self.num_groups * num_workers:
             needs = f"needs at least {counted(self.num_groups, 'env')} for each rank that steps envs"
             got = f"got {counted(self.num_envs, 'env')} on {counted(num_workers, 'rank')}"
             message = f" {self.num_groups} {needs}, {got}; use more envs or fewer groups"
             raise UsageError(Option("num_groups"), message)
+        if self.root_envs and self.root_envs < self.num_groups:
+            raise UsageError(
+                Option("root_envs"), f" must be at least the number of groups, {self.num_groups}, got {self.root_envs}"
+            )
+        most = self.num_envs - self.num_groups * (self.num_ranks - 1)
+        if self.root_envs and self.root_envs > most:
+            needs = f" must be at most {most}, so that each other rank has an env in each of {self.num_groups} groups"
+            got = f"{self.root_envs} of {counted(self.num_envs, 'env')} on {counted(self.num_ranks, 'rank')}"
+            raise UsageError(Option("root_envs"), f"{needs}, got {got}")
 
     @property
     def whole(self) -> Partition:

@@ -5,21 +5,8 @@ Lanes go on by themselves: a fast one fills a block of later steps while a slow 
 
 from collections import deque
 from collections.abc import Callable
-from itertools import cycle
 
 from mpi_rollout.core.layout import Block
-
-
-class Discard:
-    """Where blocks go when only the throughput counts, in the place of a `storage.writer.Writer`."""
-
-    num_committed = 0
-
-    def __init__(self, blocks: list[Block]):
-        self.acquire, self.num_rows = cycle(blocks).__next__, blocks[0].num_rows
-
-    def submit(self, block: Block, num_rows: int) -> None:
-        pass
 
 
 class Blocks:

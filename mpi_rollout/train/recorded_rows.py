@@ -1,4 +1,4 @@
-"""The rows of a recording that the writer does not have yet."""
+"""The rows of a recording that the sink does not have yet."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.drive.blocks import Blocks
-from mpi_rollout.storage.writer import Writer
+from mpi_rollout.drive.sink import Sink
 
 NUM_BLOCKS = 3
 OWN_ACTION = -1  # The version of the policy where the trainer gave the action.
@@ -19,15 +19,16 @@ class RecordedRows:
     `make_block` makes another block where all are open: a fragment is long, or slow ranks are far behind others.
     """
 
-    def __init__(self, writer: Writer, make_block: Callable[[], Block], mode: AutoresetMode):
-        self._writer, self._make_block = writer, make_block
+    def __init__(self, sink: Sink, make_block: Callable[[], Block], mode: AutoresetMode):
+        self._sink = sink
+        self._make_block = make_block
         # Without them the observation after an end is the next episode's.
         self._has_finals_behind = mode != AutoresetMode.SAME_STEP
         self.blocks = Blocks(self._acquire)
         self.at = self.blocks.at
-        self._num_blocks = NUM_BLOCKS  # All blocks: open, free, and with the writer.
+        self._num_blocks = NUM_BLOCKS  # All blocks: open, free, and with the sink.
         self._cut: dict[int, np.ndarray] = {}  # By step, which envs were reset after it: their final states are there.
-        # Ends of episodes in the rows that the writer has, if no reset followed, and those in the last one of them.
+        # Ends of episodes in the rows that the sink has, if no reset followed, and those in the last one of them.
         self.num_ends = self.num_last = 0
         self._num_seen = 0
 
@@ -36,7 +37,7 @@ class RecordedRows:
             self._num_blocks += 1
             block = self._make_block()
         else:
-            block = self._writer.acquire()
+            block = self._sink.acquire()
         for array in block.final_arrays:
             array[...] = np.zeros((), array.dtype)
         for array in block.extra_arrays:  # Nobody gives any with an action of the trainer's own.
@@ -65,14 +66,14 @@ class RecordedRows:
             final[row, ended] = states[next_row, ended]
 
     def hand_in(self, num_final: int, commits: bool = False) -> None:
-        """Give the writer the blocks whose rows are final; with `commits`, all rows that are."""
+        """Give the sink the blocks whose rows are final; with `commits`, all rows that are."""
         while num_final >= (block := self.blocks.oldest).start + block.num_rows:
             self._see(block, block.num_rows)
-            self._writer.submit(self.blocks.close_oldest(), block.num_rows)
+            self._sink.submit(self.blocks.close_oldest(), block.num_rows)
         num_rows = num_final - block.start
         if commits and num_rows >= 0:
             self._see(block, num_rows)
-            self._writer.submit(block, num_rows)
+            self._sink.submit(block, num_rows)
 
     def _see(self, block: Block, stop: int) -> None:
         """Count the ends in rows that are about to go, and find the last states of these episodes."""

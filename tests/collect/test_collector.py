@@ -35,6 +35,7 @@ from mpi_rollout.core.layout import Block
 from mpi_rollout.drive.actions import RankActions
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import FragmentLengths
+from mpi_rollout.drive.sink import MemorySink
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import RankError
 from mpi_rollout.exchange.exchange import Command
@@ -259,27 +260,18 @@ def test_a_policy_that_fails_loses_no_whole_step(job: Job, num_ranks: int, way: 
 NUM_ENVS, ROWS_PER_BLOCK, MANY_STEPS = 5, 4, 30
 
 
-class Kept:
-    """A sink that keeps the rows of all blocks that it is given, and takes some time for each."""
+class Kept(MemorySink):
+    """Also keeps what was submitted, and takes some time for it."""
 
     def __init__(self, driver: Driver, sleep_s: float = 0.0):
-        self.num_rows, self.sleep_s = ROWS_PER_BLOCK, sleep_s
-        self.num_committed = 0
-        self.columns: dict[str, np.ndarray] = {}
+        super().__init__([driver.block(ROWS_PER_BLOCK) for _ in range(3)])
+        self.sleep_s = sleep_s
         self.submitted: list[tuple[int, int]] = []
-        self._blocks = [driver.block(ROWS_PER_BLOCK) for _ in range(3)]
-
-    def acquire(self) -> Block:
-        self._blocks.append(self._blocks.pop(0))
-        return self._blocks[-1]
 
     def submit(self, block: Block, num_rows: int) -> None:
         time.sleep(self.sleep_s)
         self.submitted.append((block.start, num_rows))
-        for name, array in block.named.items():
-            whole = self.columns.setdefault(name, np.zeros((MANY_STEPS + 1, *array.shape[1:]), array.dtype))
-            stop = num_rows + (name.startswith("observations") and num_rows < block.num_rows)
-            whole[block.start : block.start + stop] = array[:stop]
+        super().submit(block, num_rows)
 
 
 class Heard(Watcher):
@@ -317,7 +309,7 @@ class Collected:
         whole = expected(test_envs.Counting, NUM_ENVS, MANY_STEPS, 3)
         rows = {name: num_steps + name.startswith("observations") for name in whole}
         assert_same_bytes(
-            {name: self.sink.columns[name][: rows[name]] for name in whole},
+            {name: self.sink.rows[name][: rows[name]] for name in whole},
             {name: column[: rows[name]] for name, column in whole.items()},
         )
 
@@ -423,7 +415,7 @@ def test_a_restart_is_heard_of_with_its_step_and_leaves_the_observation_before(c
     collected.collector.advance(2)
     collected.collector.hand_over()
     assert collected.heard.faults == [(0, -1), (4, 0)] and collected.driver.restarts == []
-    columns = collected.sink.columns
+    columns = collected.sink.rows
     assert columns["truncations"][:2].tolist() == [[False] * 4 + [True], [False] * 5]
     assert (columns["observations"][1] == columns["observations"][0]).all(axis=1).tolist() == [False] * 4 + [True]
 

@@ -4,10 +4,13 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
+import drawn_spaces
 import numpy as np
 import pytest
 from envs import Counting, Image, Nested
 from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mpi_rollout.core.columns import RESULTS, noun
 from mpi_rollout.core.layout import ALIGNMENT, Block, Columns, Contents, SlotLayout, SlotUnpacker
@@ -237,3 +240,47 @@ def test_the_seconds_of_a_fragment_are_in_its_first_row():
     expected = np.zeros((6, 3))
     expected[[0, 3]] = np.array([[1], [4]]) + np.arange(3) / 8
     assert slots.block.step_s[:6].tolist() == expected.tolist()
+
+
+@st.composite
+def partitions(draw: st.DrawFn) -> Partition:
+    num_ranks = draw(st.integers(1, 5))
+    root_envs = draw(st.none() | st.integers(0, 3)) if num_ranks > 1 else None
+    num_envs = num_ranks + (root_envs or 0) + draw(st.integers(0, 7))
+    return Partition(num_envs, num_ranks, root_envs)
+
+
+@settings(max_examples=40)
+@given(drawn_spaces.SPACES, drawn_spaces.SPACES, partitions(), st.booleans(), st.booleans(), st.data())
+def test_fragments_of_any_spaces_and_ranks_are_laid_as_they_were_sent(
+    space: spaces.Space,
+    action_space: spaces.Space,
+    partition: Partition,
+    has_actions: bool,
+    keeps_infos: bool,
+    data: st.DataObject,
+):
+    contents = Contents(space, action_space, has_actions=has_actions, infos=INFOS, keeps_infos=keeps_infos)
+    room = data.draw(st.integers(1, 4))
+    lengths = data.draw(st.lists(st.integers(1, room), min_size=1, max_size=4))
+    layout, draws = SlotLayout(contents, partition.capacity), np.random.default_rng(sum(lengths))
+    slots = np.zeros((partition.num_ranks, room, layout.nbytes), np.uint8)
+    columns = layout.columns(slots, partition.capacity)
+    block = Block(contents, partition.num_envs, partition.num_ranks, sum(lengths) + 1)
+    unpacker = SlotUnpacker(block, layout, partition, slots, slice(0, partition.num_ranks))
+    sources = [*columns.observation_arrays, *(array for pair in columns.info_arrays for array in pair)]
+    pairs = [(target, source, 1) for target, source in zip(block.state_arrays, sources, strict=False)]
+    pairs += [(target, source, 0) for target, source in zip(block.outcomes, columns.outcomes, strict=True)]
+    pairs += [(target, source, 0) for target, source in zip(block.action_arrays, columns.action_arrays, strict=False)]
+    start, (rank, place) = 0, partition.places
+    for num_rows in lengths:
+        draw_into([source for _, source, _ in pairs], draws)
+        layout.header(slots)[4][...] = draws.integers(0, 9, slots.shape[:2])
+        unpacker.lay_observations(start + 1, 0, num_rows)
+        unpacker.lay_results(start, num_rows)
+        for row in range(num_rows):
+            assert block.num_ended[start + row].tolist() == layout.header(slots)[4][:, row].tolist()
+            for target, source, behind in pairs:
+                assert target[start + row + behind].tobytes() == source[rank, row, place].tobytes()
+        start += num_rows
+    assert not any(target[0].any() for target, _, behind in pairs if behind)

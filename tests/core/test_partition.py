@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpi_rollout.core.layout import split_by_rank
 from mpi_rollout.core.partition import Division, EnvRanks, Partition, Team, shards_of, teams_of
@@ -76,6 +78,7 @@ def test_groups_share_the_envs_of_the_root():
         (8, 3, 1, 7, "root_envs must be from 0 to 6, so that each other rank has an env, got 7 of 8 envs on 3 ranks"),
         (8, 3, 1, -1, "root_envs must be from 0 to 6"),
         (8, 2, 3, 2, "root_envs must be at least the number of groups, 3, got 2"),
+        (8, 4, 2, 3, "root_envs must be at most 2, so .* env in each of 2 groups, got 3 of 8 envs on 4 ranks"),
         (4, 1, 1, 0, "root_envs=0 needs .* got 1; start the program with mpirun -n 2"),
         (2, 3, 1, None, r"num_envs must be at least .* got 2 envs on 3 ranks; use more envs or"),
         (2, 4, 1, 0, r"num_envs must be at least .* got 2 envs on 3 ranks; use more envs or"),
@@ -87,7 +90,7 @@ def test_impossible_numbers_of_envs_ranks_and_groups_are_refused(
     num_envs: int, num_ranks: int, num_groups: int, root_envs: int | None, problem: str
 ):
     with pytest.raises(UsageError, match=problem):
-        assert Division(num_envs, num_ranks, root_envs, num_groups).partitions
+        Division(num_envs, num_ranks, root_envs, num_groups)
 
 
 @pytest.mark.parametrize(
@@ -222,3 +225,79 @@ def test_the_ranks_of_a_team_rise_where_neighbouring_ranks_are_on_different_node
     assert teams_of(shards, "ababab", is_one=True) == (Team((0, 1, 2, 3, 4, 5), tuple(shards)),)
     assert [team.ranks for team in teams_of(shards, "aabbab")] == [(0, 1), (2, 4), (3, 5)]
     assert [team.ranks for team in teams_of(shards, "ababab")] == [(0, 2), (1, 4), (3, 5)]
+
+
+# Whatever the numbers.
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 9),
+    st.none() | st.integers(-1, 12),
+    st.integers(1, 4),
+    st.booleans(),
+)
+def test_each_env_is_on_exactly_one_rank_in_order_or_the_numbers_are_refused(
+    num_envs: int, num_ranks: int, root_envs: int | None, num_groups: int, first_ready: bool
+):
+    num_groups = 1 if first_ready else num_groups
+    can_be = num_envs >= num_groups * (num_ranks - (root_envs == 0))
+    if root_envs is not None:
+        can_be &= num_ranks > 1 and root_envs >= 0
+    if root_envs:
+        can_be &= num_groups <= root_envs <= num_envs - num_groups * (num_ranks - 1)
+    if not can_be:
+        with pytest.raises(UsageError):
+            Division(num_envs, num_ranks, root_envs, num_groups, first_ready)
+        return
+    division = Division(num_envs, num_ranks, root_envs, num_groups, first_ready)
+    owners = [rank for rank in range(num_ranks) for envs in division.envs_of(rank) for _ in envs]
+    envs = [env for rank in range(num_ranks) for own in division.envs_of(rank) for env in own]
+    assert sorted(envs) == list(range(num_envs)) and owners == sorted(owners)
+    assert root_envs is None or owners.count(0) == root_envs
+    sizes = [owners.count(rank) for rank in division.stepping_ranks if rank or not root_envs]
+    assert min(sizes, default=1) >= 1 and max(sizes, default=0) - min(sizes, default=0) <= division.num_groups
+    at = 0
+    for first_rank, partition in division.partitions:
+        own = [partition.envs_of(rank) for rank in range(partition.num_ranks)]
+        assert [env for part in own for env in part] == list(partition.envs)
+        assert partition.envs.start == at and partition.capacity == max(map(len, own))
+        assert first_rank + partition.num_ranks <= num_ranks
+        ranks, places = partition.places
+        assert [own[rank][place] for rank, place in zip(ranks, places, strict=True)] == list(partition.envs)
+        at = partition.envs.stop
+    assert at == num_envs
+
+
+NODES = st.lists(st.sampled_from("abcd"), min_size=1, max_size=12)
+
+
+@given(NODES, st.integers(1, 3), st.integers(0, 30), st.booleans())
+def test_each_env_is_in_one_shard_and_each_rank_in_one_team(
+    nodes: list[str], shards_per_node: int, num_more: int, is_one: bool
+):
+    shards = shards_of(len(nodes) + num_more, nodes, shards_per_node)
+    assert all(shards) and [env for envs in shards for env in envs] == list(range(len(nodes) + num_more))
+    for on in (nodes, nodes[::-1], ["a"] * len(nodes)):  # A run may be continued on other nodes.
+        teams = teams_of(shards, on, is_one)
+        assert sorted(rank for team in teams for rank in team.ranks) == list(range(len(nodes)))
+        assert [envs for team in teams for envs in team.shards] == list(shards)
+        assert all(list(team.ranks) == sorted(team.ranks) for team in teams) and teams[0].ranks[0] == 0
+    # With several shards on a node a run makes one team of all ranks where this does not hold.
+    shards = shards_of(len(nodes) + num_more, nodes, 1)
+    assert all(len(team.envs) >= len(team.ranks) for team in teams_of(shards, nodes, is_one))
+
+
+@given(NODES, st.integers(1, 4), st.sampled_from([None, 0]))
+def test_each_rank_is_in_one_group_of_ranks_or_none_fits(nodes: list[str], size: int, root_envs: int | None):
+    num_apart = int(root_envs == 0)
+    try:
+        ranks = EnvRanks(tuple(nodes), size, root_envs)
+    except UsageError:
+        assert len(nodes) == num_apart or (len(nodes) - num_apart) % size
+        return
+    assert sorted(rank for group in ranks.groups for rank in group) == list(range(num_apart, len(nodes)))
+    assert all(len(group) == size and list(group) == sorted(group) for group in ranks.groups)
+    assert list(ranks.first_ranks) == sorted(ranks.first_ranks) and ranks.first_ranks[0] == 0
+    for group in ranks.groups:
+        assert all(ranks.group_of(rank) == group for rank in group)

@@ -12,8 +12,8 @@ from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.watcher import Watchers
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.drive.actions import PolicyActions, RankActions
-from mpi_rollout.drive.blocks import Discard
 from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.sink import DiscardSink
 from mpi_rollout.drive.source import Source, Span
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt
 from mpi_rollout.policies.random import RandomPolicy
@@ -28,7 +28,7 @@ class Run:
     def __init__(self, make_source: Make, room: int = 1, step: int = 5, make: Callable = Counting):
         self.driver = driver_of(make, num_envs=4, num_groups=2)
         self.driver.make_room(room)
-        self.source, sink = make_source(self.driver), Discard([self.driver.block(8) for _ in range(3)])
+        self.source, sink = make_source(self.driver), DiscardSink([self.driver.block(8) for _ in range(3)])
         self.collector = Collector(self.driver, self.source, sink, CollectorOptions(3), Watchers([]))
         self.blocks, self.step = self.collector._blocks, step
         for _ in range(3):

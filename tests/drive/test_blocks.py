@@ -4,14 +4,15 @@ import pytest
 from gymnasium import spaces
 
 from mpi_rollout.core.layout import Block, Contents
-from mpi_rollout.drive.blocks import Blocks, Discard
+from mpi_rollout.drive.blocks import Blocks
+from mpi_rollout.drive.sink import DiscardSink
 
 SPACE = spaces.Discrete(2)
 
 
 def begun(num_blocks: int = 3, num_rows: int = 2) -> Blocks:
     """Blocks of which at most so many can be open; the first is."""
-    sink = Discard([Block(Contents(SPACE, SPACE), 1, 1, num_rows) for _ in range(num_blocks)])
+    sink = DiscardSink([Block(Contents(SPACE, SPACE), 1, 1, num_rows) for _ in range(num_blocks)])
     blocks = Blocks(lambda num_open: sink.acquire() if num_open < num_blocks else None)
     assert blocks.extend()
     return blocks
@@ -24,7 +25,7 @@ def place(blocks: Blocks, step: int) -> tuple[int, int]:
 
 
 def test_blocks_that_nobody_wants_come_back_in_turn():
-    sink = Discard([Block(Contents(SPACE, SPACE), 1, 1, 2) for _ in range(3)])
+    sink = DiscardSink([Block(Contents(SPACE, SPACE), 1, 1, 2) for _ in range(3)])
     assert sink.num_rows == 2
     given = [sink.acquire() for _ in range(6)]
     assert given[:3] == given[3:] and len(set(given)) == 3

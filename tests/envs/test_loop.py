@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces, wrappers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from oracle import SeededEpisodes, arrays
 
 from mpi_rollout.core.layout import Contents, SlotLayout
@@ -725,3 +727,29 @@ def test_a_last_observation_that_is_not_of_its_space_is_in_the_infos_as_the_env_
         assert ours == expected
         num_ends += "doubles" in expected
     assert num_ends > 3
+
+
+# Any program of steps and resets.
+
+PROGRAM_MAKES = ["CartPole", "Nested", "Telling", "Reusing", "Mixed", "time limit in a time limit", "statistics"]
+SEEDS = st.none() | st.integers(0, 9) | st.lists(st.none() | st.integers(0, 9), min_size=3, max_size=3)
+MASKS = st.none() | st.lists(st.booleans(), min_size=3, max_size=3).filter(any)
+PARTS = st.lists(st.tuples(st.integers(0, 9), SEEDS, MASKS, st.booleans()), min_size=1, max_size=6)
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(PROGRAM_MAKES), PARTS)
+@in_every_mode
+def test_any_steps_and_resets_give_what_gymnasium_gives(mode: AutoresetMode, name: str, parts: list[tuple]):
+    """Resets of all envs or of some, amid episodes and right after ends, one after the other or behind steps."""
+    loop = LoopVectorEnv([MAKES[name]] * 3, autoreset_mode=mode)
+    oracle = SyncVectorEnv([ORACLES.get(name, MAKES[name])] * 3, autoreset_mode=mode)
+    assert_same(loop, loop.reset(seed=1), oracle.reset(seed=1))
+    for num_steps, seed, mask, has_options in parts:
+        assert_same_steps(loop, oracle, num_steps)
+        options = {"wind": 0.5} if has_options else {}
+        if mask is not None:
+            options |= masked(mask)
+        outcomes = [envs.reset(seed=seed, options=dict(options) or None) for envs in (loop, oracle)]
+        assert_same(loop, *outcomes)
+    assert_same_generators(loop, oracle)

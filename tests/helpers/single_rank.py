@@ -18,10 +18,10 @@ from mpi_rollout.collect.watcher import Watchers
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
 from mpi_rollout.drive.actions import RankActions
-from mpi_rollout.drive.blocks import Discard
 from mpi_rollout.drive.driver import Driver, Lane
 from mpi_rollout.drive.fragments import FragmentLengths
 from mpi_rollout.drive.lanes import indices_of, parts_of
+from mpi_rollout.drive.sink import DiscardSink
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.single_rank import SingleRankComm
@@ -47,7 +47,7 @@ def collector_of(driver: Driver, num_rows: int, length: int = 1) -> Collector:
     """What takes steps at random, in fragments of this length, into blocks of so many rows that nobody stores."""
     options = CollectorOptions(3, lengths=FragmentLengths(length, seconds=None), look_every_s=100.0)
     blocks = [driver.block(num_rows) for _ in range(3)]
-    return Collector(driver, RankActions(), Discard(blocks), options, Watchers([]))
+    return Collector(driver, RankActions(), DiscardSink(blocks), options, Watchers([]))
 
 
 def send(driver: Driver, lanes: list[Lane], actions: np.ndarray) -> None:

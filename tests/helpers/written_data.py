@@ -46,11 +46,15 @@ class Feed:
 
     def writer(self, path: Path | str, num_rows: int, num_blocks: int = 3, num_past: int | None = None) -> Writer:
         """Make a writer with small blocks; with `num_past` steps, of a run whose unfinished file is continued."""
+        blocks = [Block(Contents(self.space, ACTIONS), self.num_envs, 1, num_rows) for _ in range(num_blocks)]
+        return self.writer_of(blocks, path, num_past)
+
+    def writer_of(self, blocks: list[Block], path: Path | str, num_past: int | None = None) -> Writer:
+        """Make a writer with these blocks."""
         config = RolloutConfig(
             env="CartPole-v1", num_envs=self.num_envs, seed=self.seed, out=str(path), compression=self.compression,
             **self.options,
         )  # fmt: skip
-        blocks = [Block(Contents(self.space, ACTIONS), self.num_envs, 1, num_rows) for _ in range(num_blocks)]
         described = {"observation": describe(self.space), "action": describe(ACTIONS)}
         attributes = {
             "config": config.to_json(), "env_spec": "", "spaces": json.dumps(described),
@@ -60,7 +64,7 @@ class Feed:
             **self.attributes,
         }  # fmt: skip
         prefix = None if num_past is None else Prefix(num_past, f"{config.path}.part")
-        return Writer(RunFile(config, attributes, num_rows, prefix), blocks)
+        return Writer(RunFile(config, attributes, blocks[0].num_rows, prefix), blocks)
 
     def ends(self, step: int) -> np.ndarray:
         """Which envs terminate, and which are truncated, in a step; never in two steps running."""

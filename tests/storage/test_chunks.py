@@ -1,5 +1,6 @@
 """Chunks: full ones have a checksum, partly filled ones are written in place without, all are sealed at the end."""
 
+import io
 import os
 from pathlib import Path
 
@@ -7,11 +8,14 @@ import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jobs import assert_same_bytes
 from written_data import IMAGES, LARGE_ROWS, SMALL, Feed, ending
 
 from mpi_rollout.storage.chunks import ChunkWriter
-from mpi_rollout.storage.filters import PLUGINS, compression_of
+from mpi_rollout.storage.filters import PLUGINS, Filters, compression_of, filter_options
+from mpi_rollout.storage.hdf5_format import LIBVER
 from mpi_rollout.storage.recovery import recover
 from mpi_rollout.storage.schema import leaf_datasets
 from mpi_rollout.storage.verification import verify
@@ -189,3 +193,49 @@ def test_a_chunk_that_gzip_makes_no_smaller_is_stored_as_it_is(tmp_path: Path):
         file.flush()
     with h5py.File(tmp_path / "one.h5") as file:
         assert (file["data"][...] == rows).all()
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Rows of any dtype and shape, and the shape of chunks of whole rows."""
+    dtype = np.dtype(draw(st.sampled_from(["?", "i1", "u2", "i4", "i8", "f2", "f4", "f8", "c16"])))
+    shape = draw(st.integers(1, 17)), draw(st.integers(1, 5)), *draw(st.lists(st.integers(1, 5), max_size=2))
+    chunks = draw(st.integers(1, 6)), draw(st.integers(1, shape[1])), *shape[2:]
+    high = draw(st.sampled_from([1, 2, 256]))  # Zeros alone, few values, any bytes.
+    rows = np.random.default_rng(shape).integers(0, high, (*shape, dtype.itemsize), np.uint8)
+    return (rows[..., 0] > 0 if dtype.kind == "b" else rows.view(dtype)[..., 0]), chunks
+
+
+@settings(max_examples=60)
+@given(tables(), st.data())
+@pytest.mark.parametrize("compression", ["none", "gzip", *PLUGINS])
+def test_rows_of_any_dtype_and_shape_are_read_as_they_were_written(
+    compression: str, table: tuple[np.ndarray, tuple[int, ...]], data: st.DataObject
+):
+    """By HDF5 itself and by what decodes chunks here, whatever parts they came in."""
+    if compression in PLUGINS:
+        pytest.importorskip("hdf5plugin")
+    rows, chunks = table
+    stops = sorted(data.draw(st.sets(st.integers(0, len(rows) - 1), max_size=4)))
+    options = filter_options(compression, rows.dtype, 1) if compression != "none" else {}
+    with h5py.File("rows.h5", "x", driver="core", backing_store=False, libver=LIBVER) as file:
+        sizes = {"maxshape": (None, *rows.shape[1:]), "chunks": chunks, "fletcher32": True}
+        dataset = file.create_dataset("data", (0, *rows.shape[1:]), rows.dtype, **sizes, **options)
+        writer = ChunkWriter(dataset)
+        for stop in (*stops, len(rows)):
+            given = rows.copy()
+            given.view(np.uint8)[stop:] ^= 1  # What is not complete is not what it will be.
+            writer.write(given, 0, stop)
+        writer.seal()
+        file.flush()
+        image = file.id.get_file_image()
+    with h5py.File(io.BytesIO(image)) as file:
+        dataset = file["data"]
+        assert dataset[...].tobytes() == rows.tobytes()
+        filters = Filters(dataset)
+        for number in range(dataset.id.get_num_chunks()):
+            row, env, *_ = dataset.id.get_chunk_info(number).chunk_offset
+            mask, stored = dataset.id.read_direct_chunk((row, env, *(0 for _ in chunks[2:])))
+            whole = filters.decode(np.frombuffer(stored, np.uint8), mask).view(rows.dtype).reshape(chunks)
+            part = rows[row : row + chunks[0], env : env + chunks[1]]
+            assert filters.has_checksum(mask) and whole[: len(part), : part.shape[1]].tobytes() == part.tobytes()
