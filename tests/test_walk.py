@@ -101,7 +101,7 @@ class Walk:
 
 
 # Ranks that may also sleep while they wait visit two more files each, and a varying number of functions.
-CEILINGS = {"root": Walk(22, 86, 36), "worker": Walk(13, 38, 14)}
+CEILINGS = {"root": Walk(16, 80, 35), "worker": Walk(10, 35, 14)}
 
 
 def walk_of(visits: list[str]) -> tuple[Walk, str]:
