@@ -137,7 +137,7 @@ def test_dict_observations_are_learnt_from(told: Told):
     assert told("PPO from a Dict") == 7
 
 
-def test_envs_for_evaluation_are_served_by_the_same_ranks(told: Told):
+def test_local_envs_for_evaluation_leave_the_learning_as_it_is(told: Told):
     assert told("evaluating") > 0
 
 

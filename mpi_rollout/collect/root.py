@@ -59,7 +59,7 @@ class Root:
             rank=worker.rank,
             is_alone=self._leaders.is_alone,
         )
-        self._driver = Driver(worker.exchanges, worker, self._config.actions)
+        self._driver = Driver(worker.exchanges, worker, self._config.actions, is_wanted=worker.exchanges.has_arrivals)
         watchers = make_watchers(team, self._leaders, self._driver, self._state, policy, self._host_of_rank)
         self._watchers = watchers.all
         self._own_stops = watchers.own_stops

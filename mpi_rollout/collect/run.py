@@ -116,7 +116,7 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
         code = root.drive()
     else:
         worker.stop_on_signals(asked, lambda signal: None)
-        _, code = worker.serve()
+        code = worker.serve()
     worker.exchanges.free()
     team.free(ranks.comm)
     if ranks.group is not None and ranks.group.is_broken:  # The root has told why.

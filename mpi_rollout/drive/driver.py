@@ -78,9 +78,20 @@ class Driver:
     """The root's control of all ranks; the other ranks `Worker.serve`.
 
     `actions` is the mode in which actions are read, and `action` what messages call one, see `ActionReader`.
+
+    With first ready, a fragment of the root's own envs ends early where `is_wanted`: other ranks are to be served.
+    `on_cut` is called where an exchange ends in the middle: the ranks and the root no longer agree on what comes next.
     """
 
-    def __init__(self, exchanges: Exchanges, worker: Worker, actions: str, action: str = OF_POLICY):
+    def __init__(
+        self,
+        exchanges: Exchanges,
+        worker: Worker,
+        actions: str,
+        action: str = OF_POLICY,
+        is_wanted: Callable[[], bool] | None = None,
+        on_cut: Callable[[], None] = lambda: None,
+    ):
         self.exchanges, self.worker, self.clock = exchanges, worker, worker.clock
         contents = exchanges.contents
         self.observation_space, self.action_space = contents.observation_space, contents.action_space
@@ -89,16 +100,13 @@ class Driver:
         self.restarts: list[LaneRestart] = []  # Of envs, which infos do not report.
         self.interrupted: list[Lane] = []  # After a failure: their slots have come, and nobody has taken them in.
         self.lost_ranks: list[int] = []  # In the step whose slots have come; nobody has heard of them.
-        # Called where an exchange ends in the middle: the ranks and the root no longer agree on what comes next.
-        self.on_cut: Callable[[], None] = lambda: None
+        self._on_cut, self._is_wanted = on_cut, is_wanted
         self.num_envs = exchanges.division.num_envs
         self._lane_of = {lane.exchange: lane for lane in self.lanes}
         self.read = ActionReader(self.action_space, actions, action)
         self.serves_first_ready = exchanges.division.first_ready  # Each rank has a lane of its own.
         first = self.lanes[0]
         self._own_lane = first if self.serves_first_ready and first.exchange.first_rank == ROOT else None
-        if self._own_lane is not None:  # Other ranks are served between the steps of a fragment of the root's envs.
-            worker.is_wanted = exchanges.has_arrivals
         self._num_passed = 0  # Slots of others that have come while the root's own slice waits to be stepped.
         self._signal_of_others = 0
         self.has_notices = False  # Ranks have news for the user, which nobody has asked them for.
@@ -132,7 +140,7 @@ class Driver:
         except RolloutError:
             raise
         except BaseException:
-            self.on_cut()
+            self._on_cut()
             raise
 
     def send(self, lane: Lane, actions: Sequence[np.ndarray] | None, num_steps: int = 1, step: int = -1) -> None:
@@ -148,7 +156,7 @@ class Driver:
             exchange.send_steps(actions, num_steps, step)
             self.under_way[lane] = None
         except BaseException:
-            self.on_cut()
+            self._on_cut()
             raise
         self.clock.lap("send")
 
@@ -162,7 +170,7 @@ class Driver:
         except RolloutError:
             raise
         except BaseException:
-            self.on_cut()
+            self._on_cut()
             raise
         is_marked = False
         for lane in lanes:
@@ -182,7 +190,7 @@ class Driver:
     def _step_own_envs(self, lane: Lane) -> None:
         """Obey a lane's order with the root's own envs, if it has some there."""
         if lane.exchange.has_own_slot:
-            self.worker.obey(lane.exchange, lane.arguments)
+            self.worker.obey(lane.exchange, lane.arguments, self._is_wanted if lane is self._own_lane else None)
 
     def _arrivals(self, least: int) -> list[Lane]:
         """Wait for the slots of some lanes, `least` at least; return these lanes.
@@ -273,11 +281,6 @@ class Driver:
             if lane not in self.under_way:
                 lane.exchange.infos.receive()
 
-    def switch(self, number: int) -> None:
-        """Tell the other ranks to await the orders of another connection."""
-        for exchange in self.exchanges.callers:
-            exchange.send_order(Command.SWITCH, number)
-
     def begin_anew(self) -> None:
         """Get ready to reset all envs, whatever was under way and whichever envs have failed."""
         self.drain(is_void=True)
@@ -304,7 +307,7 @@ class Driver:
         except RolloutError:
             raise
         except BaseException:
-            self.on_cut()
+            self._on_cut()
             raise
         values = [pickle.loads(value) for value in gathered]
         faults = [value if isinstance(value, Fault) else None for value in values]

@@ -23,7 +23,6 @@ class Command(IntEnum):
     CALL = 3  # The bytes of the pickled name and arguments, which follow.
     STOP = 4  # The code of the job.
     RESTORE = 5  # As that of RESET.
-    SWITCH = 7  # The number of the connection that sends the next orders.
     LOAD = 8  # The bytes of new parameters of the ranks' policy, which follow.  No slot comes back.
 
 

@@ -255,16 +255,6 @@ def comm_self() -> "MPI.Intracomm":
     return comm
 
 
-def shared_ranks(first: "MPI.Comm", second: "MPI.Comm") -> str:
-    """Tell which ranks two communicators of this process share: "all" (in the same order), "some" others, or "none"."""
-    from mpi4py import MPI
-
-    if MPI.Comm.Compare(first, second) in (MPI.IDENT, MPI.CONGRUENT):
-        return "all"
-    both = MPI.Group.Intersection(first.Get_group(), second.Get_group())
-    return "some" if both.size > 1 else "none"
-
-
 def split(comm: "MPI.Intracomm", color: int | None) -> "MPI.Intracomm":
     """Return the ranks with the same color, in their order; COMM_NULL on ranks without one.  **Collective**."""
     from mpi4py import MPI

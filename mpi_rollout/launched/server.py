@@ -11,6 +11,7 @@ from operator import methodcaller
 from time import sleep
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import cloudpickle
 import numpy as np
 
 from mpi_rollout.core.spaces import leaves, tree_of
@@ -52,13 +53,12 @@ def main() -> int:
         return error.exit_code
     paths, request, spin_s = told
     sys.path += [path for path in paths if path not in sys.path]
-    connection = Connection(request, comm, float(timeout_s))
     if channel is None:
-        with suppress(SystemExit), connection:  # Rank 0 tells the trainer why.
-            pass
+        with suppress(SystemExit), Connection(cloudpickle.loads(request), comm, float(timeout_s)):
+            pass  # Rank 0 tells the trainer why.
         return 0
     channel.spin_s = spin_s
-    _serve_trainer(connection, channel, comm)
+    _serve_trainer(request, float(timeout_s), channel, comm)
     return 0
 
 
@@ -73,10 +73,10 @@ def _call(folder: str) -> tuple[Channel | None, Any]:
         return None, LaunchError("the trainer left before the ranks had started")
 
 
-def _serve_trainer(connection: Connection, channel: Channel, comm: "MPI.Intracomm") -> None:
+def _serve_trainer(request: bytes, timeout_s: float, channel: Channel, comm: "MPI.Intracomm") -> None:
     threading.Thread(target=_end_with_trainer, args=(channel, comm), name="trainer", daemon=True).start()
     try:
-        with connection as envs, suppress(*ERRORS):
+        with Connection(cloudpickle.loads(request), comm, timeout_s) as envs, suppress(*ERRORS):
             assert envs is not None, "this is the root"
             serve(envs, channel)
     except RolloutError as error:

@@ -107,11 +107,11 @@ class Interrupts:
     """A guard around each call of a connection: `with interrupts:`.  Signals, and calls of other threads, wait.
 
     A second interrupt, after a second or more, cuts the step of the root's own envs short.  The step has then failed.
-    `is_in_envs` tells whether these are stepping, and `calls` are those of all connections of the same ranks.
+    `is_in_envs` tells whether these are stepping.
     """
 
-    def __init__(self, is_in_envs: Callable[[], bool], calls: CallTurns | None = None) -> None:
-        self.is_in_envs, self.calls = is_in_envs, calls or CallTurns()
+    def __init__(self, is_in_envs: Callable[[], bool]) -> None:
+        self.is_in_envs, self.calls = is_in_envs, CallTurns()
         self._num_raised = HANDLERS.num_raised
         self._main_thread = threading.main_thread().ident
         HANDLERS.watch()

@@ -1,4 +1,4 @@
-"""One call at a time: threads that share ranks wait for each other, and none waits for ever while another calls on."""
+"""One call at a time: threads that share envs wait for each other, and none waits for ever while another calls on."""
 
 from threading import Lock, get_ident
 
@@ -6,7 +6,7 @@ POLL_S = 0.05  # How often a waiting thread looks for signals.
 
 
 class CallTurns:
-    """Whose call of some connections is under way.  The connections of the same ranks share one.
+    """Which thread's call of a connection is under way.
 
     A thread that finds a call under way waits for its end; two threads that call on and on take turns.
 

@@ -72,7 +72,6 @@ class Worker:
         self.services = Services((self.control, self.env_calls, self.policy, *services))
         self.stop_signal, self._stop_asked_at = 0, 0.0  # The signal by which somebody asked this rank to stop, or 0.
         self._on_stop: Callable[[int], None] = lambda signal: None  # Called at once then.
-        self.is_wanted: Callable[[], bool] = lambda: False  # Something else is due: a fragment is to end here.
         self._active: Slice | None = None  # The slice whose envs are at work.
         self._watchdog: Watchdog | None = None
 
@@ -118,8 +117,8 @@ class Worker:
         self._say(why)
         abort(self.exchanges.control.comm, EnvError.exit_code)
 
-    def serve(self) -> tuple[int, int]:
-        """Obey the root's orders until one says stop or switches to another connection; return it and its code."""
+    def serve(self) -> int:
+        """Obey the root's orders until one says stop; return the job's exit code, which comes with it."""
         self.clock.restart()
         while True:
             try:
@@ -129,8 +128,8 @@ class Worker:
                 self._answer(exchange, command)
             except RankLost:  # What the root ordered last is void.
                 continue
-            if command in (Command.STOP, Command.SWITCH):
-                return command, code
+            if command == Command.STOP:
+                return code
 
     def _answer(self, exchange: Exchange, command: int) -> None:
         if command == Command.STOP:
@@ -145,24 +144,28 @@ class Worker:
         elif command == Command.LOAD:
             self.load_parameters(exchange.receive_bytes())
             self.clock.lap("other")
-        elif command != Command.SWITCH:
+        else:
             arguments = () if command == Command.STEP else pickle.loads(exchange.receive_bytes().data)
             self.obey(exchange, arguments)
             exchange.send_slot()
             self.clock.lap("gather")
 
-    def obey(self, exchange: Exchange, arguments: tuple[object, ...] = ()) -> None:
+    def obey(
+        self, exchange: Exchange, arguments: tuple[object, ...] = (), is_wanted: Callable[[], bool] | None = None
+    ) -> None:
         """Fill this rank's slot as the order says.  Never raises: a failure is marked in the slot.
 
-        `arguments` are for the `Slice` method that the command is for; a step has none.
+        `arguments` are for the `Slice` method that the command is for; a step has none.  A fragment ends early where
+        `is_wanted` says that this rank has something else to do.
         """
+        is_to_stop = self._is_to_stop if is_wanted is None else lambda: self._is_to_stop() or is_wanted()
         slice_, marks, num_rows = self._slice_of.get(exchange), exchange.own_marks, exchange.order.num_rows
         exchange.infos.forget()
         marks.fill(0)
         failed = self.failures.slices
         num_done = 0 if slice_ in failed else num_rows
         if slice_ is not None and slice_ not in failed:
-            error = self._failure_of(slice_, slice_.do, exchange.order.command, arguments, self._is_to_stop)
+            error = self._failure_of(slice_, slice_.do, exchange.order.command, arguments, is_to_stop)
             if error is not None:
                 self.failures.note(error, slice_)
             for restart in slice_.restarts:
@@ -204,7 +207,7 @@ class Worker:
             self.failures.note_loading(error, self.slices)
 
     def _is_to_stop(self) -> bool:
-        return self.stop_signal != 0 or self.is_wanted()
+        return self.stop_signal != 0
 
     def call(self, address: Address, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
         """Call a method of a service; return its result, pickled, or a `Fault` if the method or the pickling fails."""

@@ -1,15 +1,10 @@
 """Connections that a program leaves open, or leaves by a mistake."""
 
-import atexit
 import os
 from typing import NoReturn
 
-from mpi_rollout.errors import RolloutError
-from mpi_rollout.exchange import job_end, world
-from mpi_rollout.process import exits
-from mpi_rollout.process.console import say
 from mpi_rollout.text import message_of
-from mpi_rollout.train.ends import LEAVE_S, RootEnd, Turns
+from mpi_rollout.train.ends import LEAVE_S, RootEnd
 
 
 class OfOneJob:
@@ -22,9 +17,6 @@ class OfOneJob:
         )
 
 
-OPEN_TURNS: list[Turns[RootEnd]] = []  # The connections whose root this rank is.
-
-
 def hint(error: BaseException, rank: int) -> None:
     """Add the most frequent cause to an error of a rank that has no envs."""
     if isinstance(error, AttributeError | TypeError) and "NoneType" in message_of(error):
@@ -32,21 +24,6 @@ def hint(error: BaseException, rank: int) -> None:
             f"mpi_rollout: rank {rank} has no envs: connect gives them to rank 0, and None to the other "
             "ranks; write `if envs is not None:` inside of the with statement"
         )
-
-
-@atexit.register
-def _check_closed() -> None:
-    """End the job at the interpreter's end if ranks still serve: they would hang it."""
-    for turns in OPEN_TURNS:
-        if turns.open and not exits.is_forked():
-            say(
-                f"mpi_rollout: {world.rank_and_host(world.ROOT)}: the trainer ended without closing its envs; "
-                "use `with mpi_rollout.connect(...) as envs:`, or call envs.close()\n"
-            )
-            for end in turns.open.values():
-                if end.interrupts.are_free_within(LEAVE_S):
-                    end.finish_recording()
-            job_end.abort(turns.comm, RolloutError.exit_code)
 
 
 def close(end: RootEnd, pid: int) -> None:

@@ -1,8 +1,8 @@
 """`connect`: the envs of all ranks for a trainer on the root.
 
 All ranks run the trainer's script.  In `with connect(...) as envs` the root gets a vector env; every other rank
-serves it inside, comes out when the root leaves, and gets None.  A second connection that the root opens meanwhile is
-served by the same ranks.  In one process `envs = connect(...)` is enough.
+serves it inside, comes out when the root leaves, and gets None.  Another connection may follow then.  In one process
+`envs = connect(...)` is enough.
 """
 
 import atexit
@@ -56,9 +56,10 @@ def connect(
     Raises
     ------
     RolloutError
-        On the root: an argument cannot work, ranks do not agree, or `record` cannot be written or is there already.
-        Other ranks leave with its exit code.  With several ranks it is raised on entering the `with` statement.  What
-        user code raised is its `__cause__`, on other ranks as a copy, and `except` clauses for that class catch it.
+        On the root: an argument cannot work, ranks do not agree, another connection of this job is open, or `record`
+        cannot be written or is there already.  Other ranks leave with its exit code.  With several ranks it is raised
+        on entering the `with` statement.  What user code raised is its `__cause__`, on other ranks as a copy, and
+        `except` clauses for that class catch it.
     """
     check_arguments(connect, options)
     check_seconds(Option("timeout_s"), timeout_s)

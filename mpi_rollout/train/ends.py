@@ -1,8 +1,8 @@
-"""The ends of a connection: on the root, what may be called next; and whose turn it is among several connections."""
+"""The root's end of a connection: what may be called next, and how the other ranks are let out."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
@@ -12,71 +12,23 @@ from mpi_rollout.drive.driver import Driver, Lane
 from mpi_rollout.drive.lanes import indices_of
 from mpi_rollout.envs.inputs import Options, Seeds, one_for_each
 from mpi_rollout.errors import as_argument
-from mpi_rollout.exchange.orders import Command
 from mpi_rollout.process.interrupts import Interrupts
-from mpi_rollout.process.turns import CallTurns
 from mpi_rollout.ranks.set_up import EnvFacts
-from mpi_rollout.ranks.worker import Worker
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from mpi_rollout.train.recorder import Recorder  # Imports h5py: a worker's imports are the job's start-up time.
 
 LEAVE_S = 5.0  # The time that ranks, and calls of other threads, have to end when a trainer leaves.
-End = TypeVar("End")
 Kind = TypeVar("Kind")
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Turns(Generic[End]):
-    """The open connections of a group of ranks: the `RootEnd`s on the root, the `Worker`s elsewhere.
-
-    The ranks await the orders of one connection at a time.  When the root goes on with another connection, it says so
-    by the one whose orders the ranks await.  So a single connection costs nothing more, and of several the one that has
-    the turn is as quick.
-    """
-
-    holder: End  # The one whose orders the ranks await.
-
-    def __init__(self, comm: "MPI.Intracomm"):
-        self.comm, self.kept = comm, ExitStack()  # Contexts that are left when all connections are closed.
-        self.calls = CallTurns()  # Of the root's threads.
-        self.open: dict[int, End] = {}  # By number, in the order in which they were opened.
-        self._num_opened = 0
-
-    def add(self, end: End) -> None:
-        """Add a connection; the first has the turn.  On all ranks."""
-        self._num_opened += 1
-        if not self.open:
-            self.holder = end
-        self.open[self._num_opened] = end
-
-    def remove(self, end: End) -> None:
-        """Forget a connection that had the turn and is closed; the last of the others has it then.  On all ranks."""
-        self.open = {number: other for number, other in self.open.items() if other is not end}
-        if self.open:
-            self.holder = next(reversed(self.open.values()))
-        else:
-            self.kept.close()
-
-
-def serve(turns: Turns[Worker]) -> int:
-    """Obey the root's orders until all connections are closed; return the exit code of the last."""
-    while True:
-        command, code = turns.holder.serve()
-        if command == Command.SWITCH:
-            turns.holder = turns.open[code]
-            continue
-        turns.holder.exchanges.free()
-        turns.remove(turns.holder)
-        if not turns.open:
-            return code
-
-
 class RootEnd:
-    """The root's end of a connection; in one process there are no `turns`."""
+    """The root's end of a connection.
+
+    `until_closed` are contexts that are left when the other ranks are let out; None where there are no other ranks.
+    """
 
     def __init__(
         self,
@@ -84,19 +36,21 @@ class RootEnd:
         facts: EnvFacts,
         mode: AutoresetMode,
         interrupts: Interrupts,
-        turns: "Turns[RootEnd] | None",
+        until_closed: ExitStack | None = None,
     ):
-        self._driver, self.interrupts, self._turns = driver, interrupts, turns
+        self._driver, self.interrupts, self._until_closed = driver, interrupts, until_closed
         self._is_native, self._has_autoreset = facts.is_native, mode != AutoresetMode.DISABLED
         self._enforces_order = facts.spec is not None and facts.spec.order_enforce  # Others may be stepped at once.
         self.is_closed = self._is_unwatched = False
-        driver.on_cut = interrupts.note_cut
-        self.envs: object = None  # Those of several ranks stay until they are closed, also if the program drops them.
         self.recorder: Recorder | None = None
         self.arrived: list[Lane] = []  # Their slots have come; the trainer has not received them.
         self.fragments: set[Lane] = set()  # They have been sent a fragment, which the trainer has not received.
         self.is_reset = False  # All envs have been reset since the last failure.
         self.ended = np.zeros(driver.num_envs, np.bool_)  # Without autoreset, the envs whose episodes have ended.
+
+    def begin_recording(self, recorder: "Recorder") -> None:
+        """Store from now on what the envs show; before the first reset."""
+        self.recorder = recorder
 
     def note_reset(self, mask: np.ndarray | None) -> None:
         """Note a reset of the envs of a mask; None is all."""
@@ -121,13 +75,11 @@ class RootEnd:
         self._driver.drain(is_void=True)
 
     def check_open(self) -> None:
-        """Take the turn; raise ClosedEnvironmentError where no rank would answer."""
+        """Raise ClosedEnvironmentError where no rank would answer."""
         if self.is_closed:
             raise ClosedEnvironmentError("these envs are closed: the ranks have left; connect again for more")
         if self.interrupts.is_broken and self._driver.exchanges.division.num_ranks > 1:
             raise ClosedEnvironmentError("an exchange with the ranks was left half done; leave the with statement")
-        if self._turns is not None and self._turns.holder is not self:
-            self._take_turn()
 
     def _check_whole(self) -> None:
         self.check_open()
@@ -229,30 +181,6 @@ class RootEnd:
             self.check_idle(what)
             return self._driver.call_ranks(method, *args, **kwargs)
 
-    def _take_turn(self, is_closing: bool = False) -> None:
-        """Let the ranks await the orders of this connection, not those of another one; `is_closing`: to close it.
-
-        Within `interrupts`, as all that sends orders.
-
-        AlreadyPendingCallError if the envs of the connection that has the turn are stepping, unless the program was
-        interrupted meanwhile.
-        """
-        turns = self._turns
-        if turns is None or turns.holder is self:
-            return
-        holder, number = turns.holder, next(number for number, end in turns.open.items() if end is self)
-        is_pending = holder._is_pending
-        if is_pending and not is_closing and not holder.interrupts.has_interrupted:
-            raise AlreadyPendingCallError(
-                "envs of another connection have been sent actions and not been received; call recv() there until all "
-                "have come",
-                "connect",
-            )
-        if is_pending:
-            holder._drop()
-        holder._driver.switch(number)
-        turns.holder = self
-
     def say_notices(self) -> None:
         """Say what the ranks have noted about their envs, if no envs are stepping; else that waits."""
         if not self._is_pending:
@@ -274,7 +202,7 @@ class RootEnd:
         In one process, AlreadyPendingCallError if a call of another thread does not end in time; with several ranks the
         end of the with statement ends the job then.
         """
-        if self._turns is None and not self.interrupts.are_free_within(LEAVE_S):
+        if self._until_closed is None and not self.interrupts.are_free_within(LEAVE_S):
             raise AlreadyPendingCallError(
                 f"close while another thread's call has been under way for {LEAVE_S:g} s; let that thread end first",
                 "close",
@@ -283,7 +211,6 @@ class RootEnd:
             with self.interrupts:
                 if self.is_closed:
                     return
-                self._take_turn(is_closing=True)
                 try:
                     self._finish_recording()
                 finally:
@@ -294,15 +221,12 @@ class RootEnd:
                 self.interrupts.close()
 
     def _let_out(self, code: int) -> None:
-        try:
-            self.is_closed = True  # Also if a handler of the program raises at the end of this: all is done then.
-            self._say_last_notices()
-            self._driver.stop(code)
-            self._driver.exchanges.free()
-            if self._turns is not None:
-                self._turns.remove(self)
-        finally:
-            self.envs = None
+        self.is_closed = True  # Also if a handler of the program raises at the end of this: all is done then.
+        self._say_last_notices()
+        self._driver.stop(code)
+        self._driver.exchanges.free()
+        if self._until_closed is not None:
+            self._until_closed.close()
 
     def _say_last_notices(self) -> None:
         """Say what nobody could be asked for while some envs were always stepping."""

@@ -27,9 +27,8 @@ class Fragments:
     The ranks ask `policy` for actions where the trainer gives none; None: random ones.
     """
 
-    def __init__(self, steps: Steps, end: RootEnd):
-        self._steps, self._driver, self._end = steps, steps.driver, end
-        self.policy: PolicyOnRanks | None = None
+    def __init__(self, steps: Steps, end: RootEnd, policy: PolicyOnRanks | None = None):
+        self._steps, self._driver, self._end, self._policy = steps, steps.driver, end, policy
         self._random: RandomPolicy | None = None
         self._next_step = dict.fromkeys(self._driver.lanes, 0)  # The first one that is not drawn yet.
         # What each lane was sent last: for each leaf (num_steps, num_envs, ...); none where the policy chooses.
@@ -39,17 +38,17 @@ class Fragments:
 
     def set_parameters(self, parameters: Mapping[str, object] | Sequence[object]) -> None:
         """Give the policy new parameters, see `MPIVectorEnv.set_policy`."""
-        if self.policy is None:
+        if self._policy is None:
             raise UsageError(NO_POLICY)
         if not self._driver.serves_first_ready:
             self._end.check_idle("set_policy")
-        self.policy.set_parameters(parameters)
+        self._policy.set_parameters(parameters)
 
     def seed(self, seed: int) -> None:
         """Begin to draw random actions, or what the policy draws from, from this seed."""
         self._next_step = dict.fromkeys(self._next_step, 0)
-        if self.policy is not None:
-            self.policy.seed(seed)
+        if self._policy is not None:
+            self._policy.seed(seed)
         else:
             self._random = RandomPolicy(self._driver.action_space, self._driver.num_envs, seed)
 
@@ -65,7 +64,7 @@ class Fragments:
             recorder.make_room(lanes, num_steps)
         self._make_room(num_steps)
         given = None if actions is None else self._read(num_steps, actions, indices_of(lanes))
-        is_left = given is None and self.policy is not None
+        is_left = given is None and self._policy is not None
         if any(is_left == bool(self._sent[lane]) for lane in self._end.fragments):
             raise ValueError("actions must be given for all fragments under way, or left to the policy for all of them")
         self._num_steps = num_steps
@@ -95,11 +94,11 @@ class Fragments:
 
     def _choose(self, lane: Lane, num_steps: int) -> list[np.ndarray]:
         """Leave the next steps of a lane to the policy, or send it random actions; return these."""
-        if self.policy is None and self._random is None:
+        if self._policy is None and self._random is None:
             self.seed(int(np.random.SeedSequence().generate_state(1, np.uint64)[0]))
         step, drawn = self._next_step[lane], list[np.ndarray]()
-        if self.policy is not None:
-            self.policy.bring(lane)
+        if self._policy is not None:
+            self._policy.bring(lane)
             self._driver.send(lane, None, num_steps, step)
         elif self._random is not None:
             self._random.forget(min(self._next_step.values()))
@@ -164,10 +163,10 @@ class Fragments:
             "last_observations": tree_of(driver.observation_space, last),
             "infos": infos,
         }
-        if self.policy is not None and not is_given:
+        if self._policy is not None and not is_given:
             names = [leaf.path for leaf in driver.exchanges.contents.extras]
             batch["extras"] = dict(zip(names, extras, strict=True))
-            versions = np.repeat([self.policy.version_of(lane) for lane in lanes], [lane.num_envs for lane in lanes])
+            versions = np.repeat([self._policy.version_of(lane) for lane in lanes], [lane.num_envs for lane in lanes])
             batch["policy_version"] = np.tile(versions, (self._num_steps, 1))
             extras.append(batch["policy_version"])
         if self._end.recorder is not None:

@@ -11,7 +11,7 @@ returns some of the envs and says which; `send` takes actions for these envs.
 Threads may share the envs: a call waits until that of another thread has returned, whichever methods they are.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -23,11 +23,10 @@ from mpi_rollout.drive.lanes import indices_of, lanes_of
 from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.envs import inputs
 from mpi_rollout.envs.inputs import CalledByName, Info, Options, Reset, Seeds, Step, Values
-from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.train.agents import AgentsForm
 from mpi_rollout.train.closing import OfOneJob
-from mpi_rollout.train.ends import RootEnd, Turns
+from mpi_rollout.train.ends import RootEnd
 from mpi_rollout.train.fragments import Batch, Fragments
 from mpi_rollout.train.steps import Outcomes, Steps
 
@@ -52,10 +51,11 @@ class MPIVectorEnv(OfOneJob, CalledByName, VectorEnv):  # Directly, too: skrl lo
         driver: Driver,
         facts: EnvFacts,
         mode: AutoresetMode,
+        end: RootEnd,
         batch_size: int,
         copy: bool,
-        turns: Turns[RootEnd] | None = None,
         form: AgentsForm | None = None,
+        policy: PolicyOnRanks | None = None,
     ):
         self._driver, self._batch_size, self.agents = driver, batch_size, agents_of(driver.observation_space)
         spaces = driver.observation_space, driver.action_space
@@ -64,14 +64,9 @@ class MPIVectorEnv(OfOneJob, CalledByName, VectorEnv):  # Directly, too: skrl lo
         self.spec, self.render_mode = facts.spec, facts.render_mode
         self.metadata, self.autoreset_mode = {**facts.metadata, "autoreset_mode": mode}, mode
         self._lane_of_env = np.concatenate([np.full(lane.num_envs, i) for i, lane in enumerate(driver.lanes)])
-        outcomes = Outcomes(driver, copy)
-        calls = None if turns is None else turns.calls
-        # After all that may fail: it is there until `close`.
-        self.interrupts = Interrupts(driver.worker.is_in_envs, calls)
-        self.end = RootEnd(driver, facts, mode, self.interrupts, turns)
-        self.steps = Steps(driver, self.end, mode, outcomes, form)
-        self._fragments = Fragments(self.steps, self.end)
-        driver.worker.is_wanted = lambda: False  # A trainer gets whole fragments.
+        self.end, self.interrupts = end, end.interrupts
+        self.steps = Steps(driver, end, mode, Outcomes(driver, copy), form)
+        self._fragments = Fragments(self.steps, end, policy)
         self.closed = False
 
     @property
@@ -89,12 +84,6 @@ class MPIVectorEnv(OfOneJob, CalledByName, VectorEnv):  # Directly, too: skrl lo
         if form is None:
             raise AttributeError("alive is for envs with several agents, these have one")
         return form.columns([np.array(flags) for flags in self.steps.alive(self._driver.lanes)])
-
-    def use_policy(self, start: Callable[[Driver], PolicyOnRanks]) -> None:
-        """Leave actions of `collect` that the trainer does not give to the policy that `start` returns."""
-        with self.interrupts:
-            self.end.check_open()
-            self._fragments.policy = start(self._driver)
 
     def reset(self, *, seed: Seeds = None, options: Options = None, infos_of_each: bool = False) -> Reset:
         """Start a new episode in every env, or in those of `options["reset_mask"]`.

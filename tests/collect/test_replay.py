@@ -156,10 +156,10 @@ def test_a_rank_that_is_lost_while_envs_come_back_ends_this_start(counting: Reco
 
 
 def test_a_rank_that_serves_others_between_its_steps_takes_the_rest_later(counting: Recording):
-    driver = counting.driver(room=8)
-    driver.worker.is_wanted = iter([False, True] * 100).__next__
+    came = iter([False, True] * 100)
+    driver = counting.driver(room=8, first_ready=True, is_wanted=lambda: next(came, False))
     assert Replay(driver, counting.past(30), counting.columns).run() == {}
-    driver.worker.is_wanted = lambda: False
+    came = iter([])
     driver.call_ranks(driver.worker.control.end_replay, [])
     assert is_as_recorded(go_on(driver, counting, 30), counting, 30)
 

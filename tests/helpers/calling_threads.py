@@ -43,8 +43,8 @@ def is_whole(envs, number: int) -> bool:
     return bool((observations == number).all() and (rewards == number).all())
 
 
-def share(envs, *others) -> list[str]:
-    """Let three threads call one connection and others over the same ranks; return what went wrong."""
+def share(envs) -> list[str]:
+    """Let three threads call one connection; return what went wrong."""
     wrong: list[str] = []
 
     def call(do) -> None:
@@ -59,12 +59,8 @@ def share(envs, *others) -> list[str]:
     def attributes(number: int) -> bool:
         return envs.get_attr("name") == ("echo",) * NUM_ENVS
 
-    def steps_of_others(number: int) -> bool:
-        return all(is_whole(other, 500 + number) for other in others)
-
-    for each in (envs, *others):
-        each.reset()
-    threads = [threading.Thread(target=call, args=[do]) for do in (steps, attributes, steps_of_others)]
+    envs.reset()
+    threads = [threading.Thread(target=call, args=[do]) for do in (steps, attributes)]
     for thread in threads:
         thread.start()
     call(lambda number: is_whole(envs, number))
@@ -133,8 +129,7 @@ def main(what: str) -> None:
         if envs is None:
             return
         if what == "share":
-            with mpi_rollout.connect(Echo, NUM_ENVS) as others:
-                print(share(envs, others), flush=True)
+            print(share(envs), flush=True)
         elif what == "leave":
             leave(envs)
         elif what == "cut":

@@ -241,21 +241,22 @@ def num_learnt_the_same(envs: Any, make: Callable[[], gymnasium.Env], algorithm:
 
 
 def evaluating(envs: Any, make: Callable[[], gymnasium.Env]) -> float:
-    """Learning with other envs over the same ranks for evaluation gives what it gives with two DummyVecEnvs."""
+    """Learning with local envs for evaluation gives what it gives with two DummyVecEnvs."""
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import EvalCallback
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
     torch.set_num_threads(1)
-    with mpi_rollout.connect(make, 3, autoreset_mode="same_step") as others:
-        results = []
-        for train, test in zip(pair(envs, make), pair(others, make), strict=True):
-            train.seed(3)
-            test.seed(4)
-            callback = EvalCallback(test, eval_freq=5, n_eval_episodes=4, verbose=0, warn=False)
-            model = PPO("MlpPolicy", train, n_steps=16, seed=1, device="cpu").learn(160, callback=callback)
-            parameters = [parameter.detach().numpy() for parameter in model.policy.parameters()]
-            results.append((parameters, callback.last_mean_reward))
+    results = []
+    for train in pair(envs, make):
+        test = VecMonitor(DummyVecEnv([make] * 3))
+        train.seed(3)
+        test.seed(4)
+        callback = EvalCallback(test, eval_freq=5, n_eval_episodes=4, verbose=0)
+        model = PPO("MlpPolicy", VecMonitor(train), n_steps=16, seed=1, device="cpu").learn(160, callback=callback)
+        parameters = [parameter.detach().numpy() for parameter in model.policy.parameters()]
+        results.append((parameters, callback.last_mean_reward))
     assert_same(*results)
     return callback.last_mean_reward
 

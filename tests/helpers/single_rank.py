@@ -26,21 +26,27 @@ from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.policies.model import Policy, PolicySource
+from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.service import Service
 from mpi_rollout.ranks.set_up import Plan, assemble, make_rank_envs
 from mpi_rollout.storage.output import claim_output
+from mpi_rollout.train.ends import RootEnd
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
 
 def driver_of(
     make: Callable[..., object] | str | EnvMaker = Counting, num_envs: int = 3, num_groups: int = 1,
-    first_ready: bool = False, vectorization_mode: str = "sync", services: Sequence[Service] = (), **options: object,
+    first_ready: bool = False, vectorization_mode: str = "sync", services: Sequence[Service] = (),
+    is_wanted: Callable[[], bool] | None = None, **options: object,
 ) -> Driver:  # fmt: skip
-    """The root of a job whose only rank steps all envs, with these more services; `options` are those of a `Plan`."""
+    """The root of a job whose only rank steps all envs, with these more services; `options` are those of a `Plan`.
+
+    `is_wanted` is what a `Driver` takes.
+    """
     division = Division(num_envs, 1, num_groups=num_groups, first_ready=first_ready)
     maker = make if isinstance(make, EnvMaker) else EnvMaker(make, vectorization_mode=vectorization_mode)
     worker = assemble(SingleRankComm(), make_rank_envs(Plan(maker, division, **options), 0)).worker(services)
-    return Driver(worker.exchanges, worker, "check")
+    return Driver(worker.exchanges, worker, "check", is_wanted=is_wanted)
 
 
 def collector_of(driver: Driver, num_rows: int, length: int = 1) -> Collector:
@@ -61,8 +67,11 @@ def vector_env_of(make: Callable[..., object] | str, num_envs: int, **options: o
     """What `connect` gives a trainer of one process; `options` are those of a `Plan`."""
     plan = Plan(EnvMaker(make), Division(num_envs, 1), **options)
     parts = assemble(SingleRankComm(), make_rank_envs(plan, 0))
-    driver = Driver(parts.exchanges, parts.worker(), "pass")
-    return MPIVectorEnv(driver, parts.facts, plan.autoreset_mode, batch_size=1, copy=True)
+    worker = parts.worker()
+    interrupts = Interrupts(worker.is_in_envs)
+    driver = Driver(parts.exchanges, worker, "pass", on_cut=interrupts.note_cut)
+    end = RootEnd(driver, parts.facts, plan.autoreset_mode, interrupts)
+    return MPIVectorEnv(driver, parts.facts, plan.autoreset_mode, end, batch_size=1, copy=True)
 
 
 def root_of(out: Path, policy: Policy | None = None, **options: object) -> Root:

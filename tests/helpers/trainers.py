@@ -13,13 +13,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import trainer_mistakes
 from block_policies import Sampling
 from diaries import keep_diary
 from gymnasium.vector import VectorEnv
-from oracle import Rows, differences, facts_of, record, resets_of
+from oracle import Rows, facts_of, record, resets_of
 from policies import by_look
 from vector_wrappers import WRAPPERS, without_clock
 
@@ -351,56 +350,6 @@ def past_failures_of_a_rank() -> list[Any]:
             except ValueError as error:
                 found.append(str(error))
     return found
-
-
-def second_connection_of_several_ranks() -> str:
-    """What a trainer is told that connects envs of two ranks each while another connection is open."""
-    told = ""
-    with connect("CartPole-v1", 4) as envs:
-        if envs is not None:
-            try:
-                connect("mpi_envs:Cells", 4, ranks_per_env=2).__enter__()
-            except mpi_rollout.UsageError as error:
-                told = str(error)
-            envs.reset(seed=1)
-    return told
-
-
-def two_at_once(cases: Sequence[tuple[str, dict[str, Any], dict[str, Any]]]) -> list[list[Any]]:
-    """What two connections over the same ranks give: in which form they are opened, and how each connects."""
-    found: list[list[Any]] = []
-    for form, first, second in cases:
-        if form == "both on all ranks":
-            with connect("CartPole-v1", 7, **first) as train, connect("Acrobot-v1", 5, **second) as test:
-                if train is not None:
-                    found.append(_in_turn(train, test))
-            continue
-        with connect("CartPole-v1", 7, **first) as train:
-            if train is not None:  # The second one is opened on the root alone, and not closed last.
-                name = "Acrobot-v1"
-                for _ in range(2):
-                    with connect("Acrobot-v1", 5, **second):
-                        pass
-                test = mpi_rollout.connect(lambda name=name: gymnasium.make(name), 5, **second).__enter__()
-                found.append(_in_turn(train, test))
-                train.close()
-                found[-1].append(record(test, 12))
-                test.close()
-    return found
-
-
-def _in_turn(train: MPIVectorEnv, test: MPIVectorEnv) -> list[Any]:
-    """`oracle.record` of each, then of the second one between two steps of the first."""
-    train_rows, test_rows = record(train, 12), record(test, 12)
-    train.reset(seed=5)
-    actions = RandomPolicy(train.single_action_space, 7, 5)
-    stepped = []
-    for step in range(12):
-        stepped.append(train.step(actions.at(step).copy())[0].copy())
-        if step % 5 == 2:
-            assert differences(record(test, 12), test_rows) == []
-    assert all(np.array_equal(row, before[0]) for row, before in zip(stepped, train_rows[1:], strict=True))
-    return [train_rows, test_rows]
 
 
 def past_failing_envs(infos: Any) -> list[tuple[list[int], list[int]]]:

@@ -7,7 +7,6 @@ import pytest
 from gymnasium.error import AlreadyPendingCallError
 
 from mpi_rollout.process.interrupts import Interrupts
-from mpi_rollout.process.turns import CallTurns
 
 
 @pytest.fixture
@@ -45,18 +44,14 @@ def test_a_call_from_within_a_call_is_refused_and_leaves_that_one_whole(interrup
         pass
 
 
-def test_connections_of_the_same_ranks_wait_for_each_other():
-    calls = CallTurns()
-    first, second = Interrupts(lambda: False, calls), Interrupts(lambda: False, calls)
-    with first:
+def test_a_thread_that_waits_for_the_call_of_another_one_hears_that_it_goes_on(interrupts: Interrupts):
+    with interrupts:
         waiting = []
-        thread = threading.Thread(target=lambda: waiting.append(second.are_free_within(0.01)))
+        thread = threading.Thread(target=lambda: waiting.append(interrupts.are_free_within(0.01)))
         thread.start()
         thread.join()
         assert waiting == [False]
-    assert second.are_free_within(0)
-    first.close()
-    second.close()
+    assert interrupts.are_free_within(0)
 
 
 def test_ctrl_c_is_heard_while_another_threads_call_is_awaited(interrupts: Interrupts):
@@ -80,13 +75,9 @@ def test_ctrl_c_is_heard_while_another_threads_call_is_awaited(interrupts: Inter
         pass
 
 
-def test_an_exchange_that_is_cut_breaks_all_connections_of_its_ranks():
-    calls = CallTurns()
-    first, second = Interrupts(lambda: False, calls), Interrupts(lambda: False, calls)
-    with pytest.raises(SystemExit), first:
+def test_an_exchange_that_is_cut_breaks_the_connection_until_all_is_well_again(interrupts: Interrupts):
+    with pytest.raises(SystemExit), interrupts:
         raise SystemExit
-    assert second.is_broken
-    second.forget()
-    assert not first.is_broken
-    first.close()
-    second.close()
+    assert interrupts.is_broken
+    interrupts.forget()
+    assert not interrupts.is_broken

@@ -257,12 +257,10 @@ def test_where_nobody_reads_the_data_masks_are_heeded_all_the_same():
 
 
 def test_the_roots_own_fragment_ends_where_others_are_to_be_served():
-    driver = begun(10, first_ready=True)
     came = iter([False, False, True])
-    driver.worker.is_wanted = lambda: next(came)
+    driver = begun(10, first_ready=True, is_wanted=lambda: next(came, False))
     [lane] = driver.lanes
     driver.send(lane, None, 10, 0)
     assert driver.await_some() == [lane] and lane.num_rows == 3
     assert lane.marks[0].tolist() == [0, 0, 0] + [UNDONE] * 7
-    driver.worker.is_wanted = lambda: False
     assert_same(take(driver, 7, 3, is_chosen=True), take(begun(10), 10, 0, is_chosen=True)[3:])

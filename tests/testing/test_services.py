@@ -5,7 +5,6 @@ import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import block_policies
 import numpy as np
@@ -20,12 +19,10 @@ from mpi_rollout.core.seeding import RankGenerators
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.bare import Limit
 from mpi_rollout.exchange.orders import Command
-from mpi_rollout.exchange.single_rank import SingleRankComm
 from mpi_rollout.policies.memory import PastRows
 from mpi_rollout.policies.model import PolicySource, make_model
 from mpi_rollout.policies.parameters import layout_of, packed
 from mpi_rollout.testing.services import check_service
-from mpi_rollout.train.connection import Connection, Connections
 
 PAGE = (Path(__file__).parents[2] / "docs/explanation/walk.md").read_text()
 
@@ -159,22 +156,10 @@ def test_the_services_of_a_run_are_services(tmp_path: Path):
     assert begun > 0 and laps == []
 
 
-def test_the_service_of_a_connection_is_a_service(monkeypatch: pytest.MonkeyPatch):
-    made: list[bool] = []
-    monkeypatch.setattr(Connection, "_make", lambda connection, turns: made.append(connection is another))
-    another = Connection(b"", None)
-    monkeypatch.setattr("mpi_rollout.train.connection._entering", [another])
-    connections = Connections(SingleRankComm(), Mock(), 1.0, turns=None)
-    check_service(connections, [partial(connections.open, b"")])
-    assert made == [True]
-
-
 def test_the_page_names_the_services_that_runs_and_connections_have(tmp_path: Path):
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE, re.MULTILINE)
-    of_all, of_run, of_connection = (
-        [name for name, who in rows if who == wanted] for wanted in ("every worker", "a run", "a connection")
-    )
+    of_all, of_run = ([name for name, who in rows if who == wanted] for wanted in ("every worker", "a run"))
     root = root_of(tmp_path / "run.h5", trace=str(tmp_path / "trace.json"))
     assert str(root._driver.worker.services) == ", ".join(of_all + of_run)
     with mpi_rollout.connect("CartPole-v1", 1) as envs:
-        assert str(envs._driver.worker.services) == ", ".join(of_all + of_connection)
+        assert str(envs._driver.worker.services) == ", ".join(of_all)

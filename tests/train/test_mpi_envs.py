@@ -44,9 +44,3 @@ def test_the_failure_of_one_rank_is_its_exception_with_the_rank_and_a_reset_begi
     before, told, after, again = job.train(num_ranks, "past_failures_of_a_rank")
     place = r"rank 0 \(\S+, envs 0 to 2\), step \d: env 0, step 1 of its episode: ValueError: rank 1 \("
     assert differences(after, before) == [] and re.match(place, told) and re.match(place, again)
-
-
-@pytest.mark.any_mpi
-@pytest.mark.mpi(2)
-def test_a_second_connection_is_for_envs_of_one_rank(job: Job, num_ranks: int):
-    assert "is for envs of one rank each" in job.train(num_ranks, "second_connection_of_several_ranks")

@@ -7,7 +7,7 @@ PROGRAM = HELPERS / "calling_threads.py"
 
 
 @pytest.mark.mpi(1, 2)
-def test_each_call_of_several_threads_gets_its_own_data_also_of_two_connections(job: Job, num_ranks: int):
+def test_each_call_of_several_threads_gets_its_own_data(job: Job, num_ranks: int):
     result = job.python(num_ranks, PROGRAM, "share")
     assert (result.code, result.out, result.err) == (0, "[]\n", "")
 
