@@ -28,8 +28,8 @@ import recording
 from measuring import MEASURED, busy, cores_of_others, environment, machine, main, run, spread, table
 from systems import all_systems
 
-from mpi_rollout.studies.compare.comparison import measure as take_turns
-from mpi_rollout.studies.compare.systems import Setup
+from mpi_rollout.studies.compare import Setup
+from mpi_rollout.studies.compare import measure as take_turns
 from mpi_rollout.studies.jobs import JobOptions
 from mpi_rollout.text import counted
 
@@ -68,9 +68,8 @@ def connected(num_ranks: int) -> float:
     setup = Setup({"env": "CartPole-v1", "env_factory": None, "env_kwargs": {}}, NUM_ENVS, num_ranks)
     names = (f"mpi-{num_ranks}", "bare" if num_ranks == 1 else "bare-all")
     chosen = [system for system in all_systems(num_ranks).values() if system.name in names]
-    taken = {each.system: each.turn for each in take_turns(setup, chosen, JobOptions(repeats=1), 0.5, {})}
-    ours, bare = (turn.env_steps / turn.seconds for turn in (taken[name] for name in names) if turn)
-    return ours / bare
+    taken = {each.system: each.env_steps_per_s for each in take_turns(setup, chosen, JobOptions(repeats=1), 0.5, {})}
+    return taken[names[0]] / taken[names[1]]
 
 
 def of_unstored(words: str, stored: str) -> float:

@@ -6,10 +6,10 @@
     measure native          CartPole implemented anew, with up to 16,384 envs
     tables|draw FILE.json   tables, or pictures beside the file
 
-Each turn is a process of its own, and repeats are in random order: see `mpi_rollout/studies/compare`, whose turns these
-are.  The file has all of them; it is results/measured/compare-NAME.json unless --out names another.  Libraries that ask
-for an older Gymnasium or NumPy have an environment of their own, whose Python --python names: it needs no more than
-NumPy, Gymnasium and the library, on Python 3.10 or later.
+Each turn is a process of its own, and repeats are in random order: see `mpi_rollout/studies/compare.py`, whose turns
+these are.  The file has all of them; it is results/measured/compare-NAME.json unless --out names another.  Libraries
+that ask for an older Gymnasium or NumPy have an environment of their own, whose Python --python names: it needs no more
+than NumPy, Gymnasium and the library, on Python 3.10 or later.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from systems import all_systems, reason_to_skip
 
 from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.host import num_usable_cores
-from mpi_rollout.studies.compare.comparison import measure as take_turns
-from mpi_rollout.studies.compare.systems import Setup
+from mpi_rollout.studies.compare import Setup
+from mpi_rollout.studies.compare import measure as take_turns
 from mpi_rollout.studies.jobs import JobOptions
 from mpi_rollout.studies.study_file import machine_facts
 
@@ -72,8 +72,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 applying.append(system)
         jobs = JobOptions(repeats=options.repeats, timeout_s=options.timeout_s)
         for sample in take_turns(setup, applying, jobs, options.window_s, pythons):
-            told = {"system": sample.system, "repeat": sample.repeat, "error": sample.error.partition("\n")[0]}
-            study["turns"].append({**point, **told, **(sample.turn._asdict() if sample.turn else {})})
+            study["turns"].append({**point, **sample._asdict(), "error": sample.error.partition("\n")[0]})
         write(study, options.out)
         sys.stderr.write(f"{env}, {num_envs} envs: {len(applying)} systems\n")
     return study

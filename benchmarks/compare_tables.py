@@ -48,6 +48,11 @@ def row_of(name: str) -> str:
     return next((row for row, pattern in ROWS.items() if re.fullmatch(pattern, name)), "")
 
 
+def rate_of(turn: dict[str, Any]) -> float:
+    """Env steps per second of a turn; older files have env steps and seconds."""
+    return turn["env_steps"] / turn["seconds"] if "seconds" in turn else turn["env_steps_per_s"]
+
+
 class Analysis:
     """The figures of a comparison."""
 
@@ -63,7 +68,7 @@ class Analysis:
         for turn in self.study["turns"]:
             if not turn["error"]:
                 key = turn["env"], turn["num_envs"], turn["system"]
-                taken.setdefault(key, []).append(turn["env_steps"] / turn["seconds"])
+                taken.setdefault(key, []).append(rate_of(turn))
         return {key: median_interval(rates) for key, rates in taken.items()}
 
     def measured(self, env: str) -> list[str]:

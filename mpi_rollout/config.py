@@ -222,7 +222,7 @@ def unused(config: RolloutConfig, typed: Collection[str] = ()) -> dict[str, str]
 def check_used(config: RolloutConfig, typed: Collection[str] = ()) -> None:
     """Raise UsageError if an option changes nothing: who types it expects something of it.
 
-    Only command lines are checked so, with the options that were `typed`: files of earlier runs may have such options.
+    Only command lines are checked so, with the options that were `typed`.
     """
     for name, why in unused(config, typed).items():
         value = getattr(config, name)

@@ -24,6 +24,9 @@ hypothesis.settings.load_profile("same")
 LONGEST_FIRST = (  # Else the last of them runs alone, while the other processes have nothing to do.
     "test_readme.py",
     "runs/test_crashes.py",
+    "runs/test_crashes_continued.py",
+    "runs/test_crashes_torn.py",
+    "runs/test_failing_writes.py",
     "runs/test_shards.py",
     "runs/test_resume.py",
     "runs/test_rank_faults.py",

@@ -33,13 +33,47 @@ table(("a", "b"), [(1, 2)])
     assert python("-c", program) == "| a | b |\n|---|---|\n| 1 | 2 |\n\n"
 
 
-@pytest.mark.parametrize("name", ["entry_point", "envpool_async_1"])
+@pytest.mark.parametrize("name", ["native:entry_point", "native:envpool_async_1", "pool:pool"])
 def test_a_system_takes_a_turn(name: str):
-    pytest.importorskip("envpool" if name.startswith("envpool") else "gymnasium")
+    pytest.importorskip("envpool" if "envpool" in name else "gymnasium")
     setup = {"env": {"env": "CartPole-v1", "env_factory": None, "env_kwargs": {}}, "num_envs": 4, "num_cores": 2}
-    words = ("-m", "mpi_rollout.studies.compare.turn", f"systems.native:{name}", "0.01", json.dumps(setup))
-    turn = json.loads(python(*words).splitlines()[-1])
-    assert turn["env_steps"] > 0 and turn["seconds"] >= 0.01
+    words = ("-m", "mpi_rollout.studies.compare", f"systems.{name}", "0.01", json.dumps(setup))
+    assert json.loads(python(*words).splitlines()[-1])["env_steps_per_s"] > 0
+
+
+def test_what_a_turn_counts_are_the_env_steps_of_its_window():
+    """A second passes with each look at the clock; a window has two sweeps or more."""
+    program = """
+import itertools
+import numpy as np
+import systems.stepped as stepped
+stepped.perf_counter = map(float, itertools.count()).__next__
+resets, ends = [], itertools.cycle(np.array([[[False], [False]], [[True], [False]], [[False], [False]]]))
+stepper = stepped.Stepper(lambda: resets.append(1), lambda: next(ends), stepped.count_rows)  # The third row resets.
+print(stepper.step_for(6.0), stepper.step_for(0.5), stepper(3.0), resets)
+"""
+    assert python("-c", program) == "(4, 6.0) (2, 2.0) 0.6666666666666666 [1]\n"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "num_envs", "num_processes"), [("registered_envs:Counting-v0", 5, 2), ("CartPole-v1", 3, 3)]
+)
+def test_a_pool_gives_what_sync_vector_env_gives(env_id: str, num_envs: int, num_processes: int):
+    program = f"""
+import numpy as np
+from gymnasium.vector import SyncVectorEnv
+from mpi_rollout.studies.compare import Setup, drawn_actions
+from systems.pool import process_pool
+setup = Setup({{"env": {env_id!r}, "env_factory": None, "env_kwargs": {{}}}}, {num_envs}, 2)
+functions = setup.maker().functions(range({num_envs}))
+envs = SyncVectorEnv(functions)
+with process_pool(functions, {num_processes}, seed=7) as step:
+    assert step(None)[0].tobytes() == envs.reset(seed=7)[0].tobytes()
+    for actions in drawn_actions(envs.action_space):
+        ours, theirs = step(actions), envs.step(actions)[:4]
+        assert all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True))
+"""
+    python("-c", program)
 
 
 def test_every_system_of_the_table_is_in_a_module():
@@ -47,7 +81,7 @@ def test_every_system_of_the_table_is_in_a_module():
 from importlib import import_module
 from systems import all_systems
 for system in all_systems(2).values():
-    module, _, function = system.maker.partition(":")
+    module, _, function = system.make.partition(":")
     assert callable(getattr(import_module(module), function)), system
 print(*all_systems(2))
 """

@@ -7,8 +7,8 @@ the modules of other libraries: they need NumPy and some Gymnasium.
 import importlib.util
 from functools import cache
 
-from mpi_rollout.studies.compare import systems as built_in
-from mpi_rollout.studies.compare.systems import Setup, System, systems_of
+from mpi_rollout.studies import compare
+from mpi_rollout.studies.compare import Setup, System, systems_of
 
 KERNELS = {"CartPole-v1": {kind.lower(): f"mpi_rollout/CartPole{kind}-v0" for kind in ("Numba", "Torch", "CUDA")}}
 GYMNAX = ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0")
@@ -28,7 +28,17 @@ FEW = 64  # A process for each of more envs would take for ever.
 def all_systems(num_cores: int) -> dict[str, System]:
     """All systems by name, in the order of tables."""
     here = systems_of(num_cores, num_cores)
-    systems = [*here[:2], *_ours(num_cores), *here[3:-1], *_peers(num_cores), *_native(num_cores), *_slices(num_cores)]
+    pool = System("pool", f"process pool, {num_cores} processes", "systems.pool:pool", least=num_cores)
+    systems = [
+        *here[:2],
+        *_ours(num_cores),
+        *here[3:5],
+        pool,
+        *here[5:-1],
+        *_peers(num_cores),
+        *_native(num_cores),
+        *_slices(num_cores),
+    ]
     systems += [
         System("minari", "Minari DataCollector, recording", "systems.minari_:collector", needs="minari", kind="record"),
         System(f"mpi-record-{num_cores}", f"mpi_rollout, {num_cores} ranks, recording", "systems.ours:record",
@@ -41,8 +51,8 @@ def _ours(cores: int) -> list[System]:
     """This program's ways to step the env itself."""
     at, title = "systems.ours:", f"mpi_rollout, {cores} ranks"
     return [
-        System("mpi-1", "mpi_rollout, 1 rank", f"{built_in.__name__}:mpi", 1),
-        System(f"mpi-{cores}", title, f"{built_in.__name__}:mpi", cores, cores),
+        System("mpi-1", "mpi_rollout, 1 rank", f"{compare.__name__}:mpi", 1),
+        System(f"mpi-{cores}", title, f"{compare.__name__}:mpi", cores, cores),
         System(f"mpi-fragments-{cores}", f"{title}, fragments", at + "fragments", cores, cores, kind="ahead"),
         System("mpi-groups", f"{title} and a root, 2 groups", at + "groups", cores + 1, 2 * cores),
         System("mpi-ready", f"{title} and a root, first ready", at + "first_ready", cores + 1, cores),
@@ -90,7 +100,7 @@ def _native(cores: int) -> list[System]:
         System("native", "Gymnasium vector_entry_point", "systems.native:entry_point", kind="native"),
         System("envpool-1", "EnvPool, sync, 1 thread", "systems.native:envpool_1", **of_envpool),
         System("envpool-async-1", "EnvPool, async, 1 thread", "systems.native:envpool_async_1", 0, 2, **of_envpool),
-        System("envpool", f"EnvPool, sync, {cores} threads", f"{built_in.__name__}:envpool", **of_envpool),
+        System("envpool", f"EnvPool, sync, {cores} threads", f"{compare.__name__}:envpool", **of_envpool),
         System("envpool-async", f"EnvPool, async, {cores} threads", "systems.native:envpool_async", 0, 2, **of_envpool),
         System("numba", f"Numba kernel, {cores} cores", "systems.native:numba", cores, cores, "numba", "native"),
         System("torch", f"torch kernel, {cores} cores", "systems.native:torch", cores, cores, "torch", "native"),

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.studies.compare.systems import Setup
-from mpi_rollout.studies.compare.turn import SEED, Stepper
-from systems.stepped import actions_of
+from mpi_rollout.studies.compare import SEED, Setup
+from systems.stepped import Stepper, actions_of
 
 
 @contextmanager

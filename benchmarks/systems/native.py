@@ -9,24 +9,17 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from mpi_rollout.studies.compare.systems import Setup, envpool, envpool_id
-from mpi_rollout.studies.compare.turn import SEED, Stepper, drawn_actions, of_vector_env
+from mpi_rollout.studies.compare import SEED, Setup, bare, drawn_actions, envpool, envpool_id
 from systems import KERNELS
 from systems.ours import of_parts
+from systems.stepped import Stepper
 
 CALL_ROWS = 2**15  # Rows of a call of a kernel: they fit the cache; but no fewer steps than these:
 LEAST_STEPS = 16
 
 
-@contextmanager
-def entry_point(setup: Setup) -> Iterator[Stepper]:
-    """The env's own vectorized version: Gymnasium's NumPy envs on one core, ALE's threads on all."""
-    from mpi_rollout.envs.env_maker import EnvMaker
-
-    with closing(EnvMaker(setup.env["env"], {}, "vector_entry_point").native(range(setup.num_envs))) as envs:
-        yield of_vector_env(envs)
-
-
+# The env's own vectorized version: Gymnasium's NumPy envs on one core, ALE's threads on all.
+entry_point = partial(bare, vectorization_mode="vector_entry_point")
 envpool_1 = partial(envpool, num_threads=1)
 
 

@@ -13,9 +13,9 @@ from measuring import run as run_once
 
 import mpi_rollout
 from mpi_rollout.core.spaces import map_tree
-from mpi_rollout.studies.compare.systems import Setup, envpool_id
-from mpi_rollout.studies.compare.turn import SEED, Stepper, Turn, count_rows, drawn_actions, of_vector_env
+from mpi_rollout.studies.compare import SEED, Rate, Setup, drawn_actions, envpool_id, of_vector_env
 from systems import FORMS, KERNELS
+from systems.stepped import Stepper, count_rows
 
 FRAGMENT_STEPS = 64
 MOST_GROWTH = 50.0  # Of the number of steps, from one run to the next.
@@ -92,7 +92,7 @@ def form_of(form: str, setup: Setup) -> dict[str, Any]:
 
 
 @contextmanager
-def _connected(setup: Setup, form: str) -> Iterator[Stepper | None]:
+def _connected(setup: Setup, form: str) -> Iterator[Rate | None]:
     options = form_of(form, setup)
     if form == "jax":
         from mpi_rollout.envs.jax_slices import gymnax
@@ -111,16 +111,15 @@ class Run:
         self._words = [name, options["env"], "--env-kwargs", kwargs, "--num-envs", str(setup.num_envs)]
         self._words += ["--vectorization-mode", options.get("vectorization_mode", "sync")]
         self._words += [] if is_stored else ["--no-trajectories"]
-        self._num_ranks = setup.num_cores
+        self._num_ranks, self._num_steps = setup.num_cores, 50
 
-    def take_turn(self, window_s: float) -> Turn:
-        """Run with more and more steps, until it takes as long as the window."""
-        num_steps = 50
+    def __call__(self, seconds: float) -> float:
+        """Run with more and more steps, until it takes as long; return env steps per second."""
         while True:
-            found = run_once(self._num_ranks, f"--num-steps {num_steps}", *self._words)
-            if found["seconds"] > 0.7 * window_s:
-                return Turn(0.0, found["env_steps"], found["seconds"])
-            num_steps = int(num_steps * min(MOST_GROWTH, 1.1 * window_s / found["seconds"]))
+            found = run_once(self._num_ranks, f"--num-steps {self._num_steps}", *self._words)
+            if found["seconds"] > 0.7 * seconds:
+                return found["env_steps"] / found["seconds"]
+            self._num_steps = int(self._num_steps * min(MOST_GROWTH, 1.1 * seconds / found["seconds"]))
 
 
 @contextmanager

@@ -6,9 +6,8 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mpi_rollout.studies.compare.systems import Setup
-from mpi_rollout.studies.compare.turn import SEED, Stepper
-from systems.stepped import actions_of, in_turn, make_env
+from mpi_rollout.studies.compare import SEED, Setup
+from systems.stepped import Stepper, actions_of, in_turn, make_env
 
 
 @contextlib.contextmanager

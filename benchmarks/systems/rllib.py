@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mpi_rollout.studies.compare.systems import Setup
-from mpi_rollout.studies.compare.turn import Stepper
+from mpi_rollout.studies.compare import Setup
+from systems.stepped import Stepper
 
 FRAGMENT_ROWS = 32  # Of all envs of a runner, that it gives at a time.
 

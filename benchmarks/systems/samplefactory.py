@@ -6,9 +6,8 @@ from queue import Empty
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mpi_rollout.studies.compare.systems import Setup
-from mpi_rollout.studies.compare.turn import Stepper
-from systems.stepped import make_env
+from mpi_rollout.studies.compare import Setup
+from systems.stepped import Stepper, make_env
 
 ROLLOUT = 32  # Steps of an env in a trajectory.
 

@@ -7,7 +7,7 @@ A bare loop is what a person writes to learn how fast an env is: `gymnasium.make
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import Env, spaces
@@ -23,9 +23,6 @@ from mpi_rollout.errors import EnvError
 from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
 from mpi_rollout.text import words_of
 
-if TYPE_CHECKING:
-    pass
-
 
 def make_bare(make: EnvMaker, indices: range, seed: int, actions: Sequence[Tree]) -> Callable[[float], float]:
     """Make a second set of the same envs; return a function that steps them for some seconds, and returns the rate.
@@ -36,7 +33,7 @@ def make_bare(make: EnvMaker, indices: range, seed: int, actions: Sequence[Tree]
         envs = make.native(indices, seed)
         rollout = as_rollout(envs)
         envs.reset(seed=seed)
-        return _bare_vector_loop(envs, actions) if rollout is None else _bare_rollouts(rollout, actions)
+        return bare_vector_loop(envs, actions) if rollout is None else _bare_rollouts(rollout, actions)
     slice_ = LoopVectorEnv(make.functions(indices))
     # Single actions are prepared before the clock runs.
     rows = [*map(action_splitter(slice_.single_action_space), actions)]
@@ -111,7 +108,7 @@ def _step_parts(
     return num_steps / (perf_counter() - start)
 
 
-def _bare_vector_loop(envs: VectorEnv, actions: Sequence[object]) -> Callable[[float], float]:
+def bare_vector_loop(envs: VectorEnv, actions: Sequence[object]) -> Callable[[float], float]:
     """Do the same for a natively vectorized slice, whose rows after an episode's end are resets, not steps."""
     step = getattr(envs.unwrapped, "bare_step", envs.step)
 

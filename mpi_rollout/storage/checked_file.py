@@ -209,11 +209,9 @@ class CheckedFile:
         if not self._counting_rows:
             columns = {f"trajectories/{name}": self._num_rows(name) for name in self.trajectories()}
             names = sorted(self.datasets.keys() - set(LIST))
-            rows = {name: columns[name] if name in columns else self.stored.num_rows(name) for name in names}
-            # Older versions made the rows of ranks before they wrote them, at the end of a run.
-            if not self.is_complete and self.stored.chunks("throughput/ranks").missing(1):
-                rows["throughput/ranks"] = 0
-            self._counting_rows = rows
+            self._counting_rows = {
+                name: columns[name] if name in columns else self.stored.num_rows(name) for name in names
+            }
         return self._counting_rows
 
 

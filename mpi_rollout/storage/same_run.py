@@ -8,7 +8,7 @@ import os
 from shlex import quote
 from typing import Any
 
-from mpi_rollout.config import DATA_OPTIONS, RolloutConfig, difference, read_config, unused
+from mpi_rollout.config import DATA_OPTIONS, RolloutConfig, difference, read_config
 from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
 from mpi_rollout.policies.sources import sha256_of
@@ -78,10 +78,7 @@ def end_of(before: RolloutConfig, now: RolloutConfig, path: str) -> tuple[int, i
 
 def _changes(before: RolloutConfig, now: RolloutConfig) -> dict[str, str]:
     """Return the words for every option of the data that is not what it was, by its name."""
-    idle = unused(before)  # Earlier versions did not refuse them.
-    options = [
-        (name, getattr(RolloutConfig if name in idle else before, name), getattr(now, name)) for name in DATA_OPTIONS
-    ]
+    options = [(name, getattr(before, name), getattr(now, name)) for name in DATA_OPTIONS]
     return {
         name: difference(name, old, new, lambda value: shortened(_json(value)))
         for name, old, new in options

@@ -140,7 +140,7 @@ def _tune_command(options: argparse.Namespace) -> int:
 
 def add_compare(commands: Commands) -> None:
     """Add the command `compare`."""
-    from mpi_rollout.studies.compare.systems import NAMES, OTHERS
+    from mpi_rollout.studies.compare import NAMES, OTHERS
 
     text = "find the fastest vector env for an env on this machine; starts mpirun by itself"
     parser = commands.add_parser("compare", help=text, epilog=f"For other programs: {OTHERS}.")
@@ -155,7 +155,7 @@ def add_compare(commands: Commands) -> None:
 
 
 def _compare_command(options: argparse.Namespace) -> int:
-    from mpi_rollout.studies.compare.comparison import compare
+    from mpi_rollout.studies.compare import compare
 
     env = {name: getattr(options, name) for name in ENV_OPTIONS}
     settings = options.num_envs, options.ranks, options.systems, options.window_s, options.json

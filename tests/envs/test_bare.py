@@ -60,14 +60,14 @@ def test_resets_of_natively_vectorized_envs_are_no_steps():
     """In 12 calls the first env ends in three of them, the second in two: the next call is then a reset."""
     envs = SyncVectorEnv([Counting] * 2)
     envs.reset(seed=0)
-    assert bare._bare_vector_loop(envs, ACTIONS)(12.0) == (24 - 5) / 12
+    assert bare.bare_vector_loop(envs, ACTIONS)(12.0) == (24 - 5) / 12
 
 
 def test_a_bare_pool_is_stepped_by_its_own_step(monkeypatch: pytest.MonkeyPatch):
     envs, own = SyncVectorEnv([Counting] * 2), SyncVectorEnv([Counting] * 2)
     own.reset(seed=0)
     monkeypatch.setattr(envs, "bare_step", own.step, raising=False)
-    assert bare._bare_vector_loop(envs, ACTIONS)(12.0) == (24 - 5) / 12
+    assert bare.bare_vector_loop(envs, ACTIONS)(12.0) == (24 - 5) / 12
 
 
 def test_steps_of_rollouts_are_counted_whatever_their_actions_are():

@@ -1,4 +1,4 @@
-"""Started by test_crashes with killer.c preloaded: a small run for each of many writes, killed or refused there.
+"""Started by crashes.py with killer.c preloaded: a small run for each of many writes, killed or refused there.
 
 Each run and each look at what it left is a child, forked when all is imported.  Prints a line of JSON for each.
 """

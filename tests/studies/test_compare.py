@@ -1,114 +1,53 @@
 """`compare` steps the same envs in every system, counts env steps and nothing else, and names the fastest."""
 
 import json
+from itertools import count, islice
 
 import numpy as np
 import pytest
-from gymnasium.vector import SyncVectorEnv
-from jobs import Job, are_gone, assert_same_bytes
+from jobs import Job, are_gone
 
 from mpi_rollout.cli import main
+from mpi_rollout.envs import bare as bare_loops
 from mpi_rollout.errors import UsageError
-from mpi_rollout.studies.compare import systems, turn
-from mpi_rollout.studies.compare.comparison import TakenTurn, lines
-from mpi_rollout.studies.compare.pool import process_pool
-from mpi_rollout.studies.compare.systems import Setup, System, systems_of
-from mpi_rollout.studies.compare.turn import Stepper, Turn, drawn_actions, summed
+from mpi_rollout.studies import compare
+from mpi_rollout.studies.compare import Sample, Setup, System, lines, systems_of
 
 NUM_ENVS, SWEEPS = 6, 41
 LENGTHS = 3 + np.arange(NUM_ENVS) % 5  # Of the episodes of `envs.Counting`, seeded with 0, 1, ...
-NEXT_STEP = int((SWEEPS - SWEEPS // (LENGTHS + 1)).sum())  # Env steps of as many rows: one row in each episode resets.
+NUM_RESETS = int(((SWEEPS + 1) // (LENGTHS + 1)).sum())  # Where the row after an end resets.
 
 
 def setup_of(env: str, num_envs: int = NUM_ENVS, **kwargs) -> Setup:
     return Setup({"env": env, "env_factory": None, "env_kwargs": kwargs}, num_envs, num_cores=2)
 
 
-@pytest.mark.parametrize(
-    ("name", "num_steps"),
-    [
-        ("sync", NEXT_STEP),
-        ("async_", NEXT_STEP),
-        ("pool", NEXT_STEP),
-        ("mpi", NEXT_STEP),
-        ("bare", SWEEPS * NUM_ENVS),
-        ("sb3_dummy", SWEEPS * NUM_ENVS),
-        ("sb3_subproc", SWEEPS * NUM_ENVS),
-    ],
-)
-def test_rows_that_only_reset_are_not_counted(name: str, num_steps: int):
+@pytest.mark.parametrize("name", ["sync", "async_", "mpi", "bare", "sb3_dummy", "sb3_subproc"])
+def test_rows_that_only_reset_are_not_counted(name: str, monkeypatch: pytest.MonkeyPatch):
+    """A second passes with each look at the clock, after a step of all envs."""
     if name.startswith("sb3"):
         pytest.importorskip("stable_baselines3")
-    with getattr(systems, name)(setup_of("registered_envs:Counting-v0")) as stepper:
-        stepper.reset()
-        assert stepper.count([stepper.sweep() for _ in range(SWEEPS)]) == num_steps
+    num_resets = NUM_RESETS if name in ("sync", "async_", "mpi") else 0
+    with getattr(compare, name)(setup_of("registered_envs:Counting-v0")) as measure_for:
+        for module in (compare, bare_loops):
+            monkeypatch.setattr(module, "perf_counter", map(float, count()).__next__)
+        assert measure_for(SWEEPS) == (SWEEPS * NUM_ENVS - num_resets) / SWEEPS
 
 
-@pytest.mark.parametrize(
-    ("env_id", "num_envs", "num_processes"), [("registered_envs:Counting-v0", 5, 2), ("CartPole-v1", 3, 3)]
-)
-def test_a_pool_gives_what_sync_vector_env_gives(env_id: str, num_envs: int, num_processes: int):
-    functions = setup_of(env_id, num_envs).functions
-    envs = SyncVectorEnv(functions)
-    with process_pool(functions, num_processes, seed=7) as step:
-        assert_same_bytes({"observations": step(None)[0]}, {"observations": envs.reset(seed=7)[0]})
-        for actions in drawn_actions(envs.action_space):
-            ours, theirs = step(actions), envs.step(actions)[:4]
-            assert all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True))
+def test_a_bare_loop_gives_later_resets_no_seed_as_other_systems_do():
+    assert [*islice(setup_of("CartPole-v1").maker().seeds(0, 1), 1, 3)] == [None, None]
 
 
-def test_a_process_of_a_pool_that_dies_is_noticed():
-    with (
-        process_pool(setup_of("registered_envs:FailingAtOnce-v0", 4).functions, 2, 0) as step,
-        pytest.raises(EOFError),
-    ):
-        step(None)
-        step(np.full(4, 2))
+def test_envpool_is_stepped_with_a_thread_for_each_core():
+    pytest.importorskip("envpool")
+    with compare.envpool(setup_of("CartPole-v1")) as measure_for:
+        assert measure_for(0.01) > 0
 
 
-class Ticking:
-    """A stepper whose sweeps take as long as told, on a clock of their own; each returns its number."""
-
-    def __init__(self, sweep_s: float, monkeypatch: pytest.MonkeyPatch):
-        self.sweep_s, self.now_s, self.number = sweep_s, 0.0, 0
-        monkeypatch.setattr(turn, "perf_counter", lambda: self.now_s)
-
-    def reset(self) -> None:
-        self.now_s += 0.5
-
-    def sweep(self) -> int:
-        self.now_s, self.number = self.now_s + self.sweep_s, self.number + 1
-        return self.number
-
-
-@pytest.mark.parametrize(
-    ("sweep_s", "num_sweeps"),
-    [
-        (1.0, 1),  # Longer than the window: one is taken.
-        (2.0**-6, 16),  # No more than fit in.
-        (1e-6, 250_048),  # 64 between two looks at the clock.
-    ],
-)
-def test_a_turn_counts_the_sweeps_of_its_window(monkeypatch, sweep_s: float, num_sweeps: int):
-    ticking = Ticking(sweep_s, monkeypatch)
-    turn = Stepper(ticking.reset, ticking.sweep, lambda sweeps: 10 * len(sweeps)).take_turn(0.25)
-    assert turn.reset_s == 0.5 and turn.env_steps == 10 * num_sweeps
-    assert turn.seconds == pytest.approx(num_sweeps * sweep_s)
-
-
-def test_a_window_of_nothing_but_resets_goes_on_to_the_first_env_step(monkeypatch):
-    ticking = Ticking(1.0, monkeypatch)
-    turn = Stepper(ticking.reset, ticking.sweep, lambda sweeps: sum(each >= 4 for each in sweeps)).take_turn(0.5)
-    assert turn == Turn(0.5, 1, 3.0)
-
-
-def test_the_rates_of_ranks_are_summed_and_who_only_served_has_none():
-    assert summed([Turn(0.1, 300, 1.0), None, Turn(0.2, 400, 2.0)]) == Turn(0.2, 1000, 2.0)
-
-
-def samples_of(**rates: tuple[int, ...]) -> list[TakenTurn]:
-    """Made up samples, of a second each."""
-    return [TakenTurn(name, number, Turn(0.1, rate, 1.0)) for name in rates for number, rate in enumerate(rates[name])]
+def samples_of(**rates: tuple[int, ...]) -> list[Sample]:
+    """Made up samples, and one that failed."""
+    samples = [Sample(name, number, rate) for name in rates for number, rate in enumerate(rates[name])]
+    return [*samples, Sample("sync", 3, 0.0, "exit code 70")]
 
 
 def test_the_fastest_is_named_and_whom_it_cannot_be_told_from():
@@ -133,19 +72,19 @@ def test_the_fastest_is_named_and_whom_it_cannot_be_told_from():
     ],
 )
 def test_envpool_has_an_env_under_its_own_name(env: str, kwargs: dict, name: str):
-    assert systems.envpool_id(setup_of(env, **kwargs)) == name
+    assert compare.envpool_id(setup_of(env, **kwargs)) == name
 
 
 def test_systems_that_do_not_apply_say_why():
     reasons = {system.name: system.reason_to_skip(setup_of("Mine-v0", 1)) for system in systems_of(2, 2)}
     assert reasons["bare"] == reasons["sync"] == "" and reasons["mpi"] == "1 env for 2 processes"
-    assert set(reasons) == set(systems.NAMES.split(", "))
+    assert set(reasons) == set(compare.NAMES.split(", "))
 
 
 def test_a_system_that_is_not_there_is_refused_and_the_bare_loop_is_always_measured():
     with pytest.raises(UsageError, match="--systems: there is no gym; there are bare, bare-all, mpi, sync"):
-        systems.chosen("sync,gym", systems_of(2, 2))
-    assert [system.name for system in systems.chosen(" sync, ", systems_of(2, 2))] == ["bare", "sync"]
+        compare.chosen("sync,gym", systems_of(2, 2))
+    assert [system.name for system in compare.chosen(" sync, ", systems_of(2, 2))] == ["bare", "sync"]
 
 
 @pytest.mark.parametrize(("num_ranks", "code", "words"), [(0, 64, "got 0"), (1, 0, "mpi: mpi_rollout, 1 rank\n")])
@@ -167,7 +106,7 @@ def test_the_command_measures_all_that_apply_and_prints_their_samples(job: Job):
     assert {"cpu_model", "num_cores", "versions", "host", "started"} <= found.keys()
     taken = sorted((sample["system"], sample["repeat"]) for sample in found["samples"])
     assert taken == [("bare", 0), ("bare-all", 0), ("mpi", 0)]
-    assert all(sample["turn"]["env_steps"] > 0 and sample["turn"]["seconds"] > 0 for sample in found["samples"])
+    assert all(sample["env_steps_per_s"] > 0 and not sample["error"] for sample in found["samples"])
     assert are_gone(job.folder) and not list(job.folder.iterdir())
 
 

@@ -8,6 +8,7 @@ import mmap
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from multiprocessing.connection import Connection
 from operator import itemgetter
 
@@ -17,9 +18,19 @@ from gymnasium.vector import SyncVectorEnv
 
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, leaves, map_tree, tree_of
+from mpi_rollout.studies.compare import SEED, Setup, actions_of
+from systems.stepped import Stepper, count_rows
 
 Functions = Sequence[Callable[[], gymnasium.Env]]
 Steps = Callable[[object | None], tuple[np.ndarray, ...]]
+
+
+@contextmanager
+def pool(setup: Setup) -> Iterator[Stepper]:
+    """Make several envs in each of as many processes as there are cores."""
+    actions, functions = cycle(actions_of(setup, setup.num_envs)), setup.maker().functions(range(setup.num_envs))
+    with process_pool(functions, setup.num_cores, SEED) as step:
+        yield Stepper(lambda: step(None), lambda: step(next(actions))[2:4], count_rows)
 
 
 @contextmanager
