@@ -1,10 +1,11 @@
-"""Measure runs with one option or another: python benchmarks/runs.py waits|shards|compression|limit|lengths [ROUNDS].
+"""Measure runs with one option or another: python benchmarks/runs.py WHAT [ROUNDS].
 
 waits        how ranks wait: 64 ranks of envs that sleep; cores of their own; beside two busy processes
 shards       what is stored in one file, or in two as if each of two ranks were a node
 compression  what is stored as it is, by gzip and by lz4
 limit        how close runs of several agents, and of envs that are MPI programs, come to bare loops in the same run
 lengths      the same for the steps between two exchanges, also beside two busy processes
+actions      who draws random actions: the ranks, or rank 0, which sends them; the more envs, the more bytes
 
 The ways take turns; each is compared with the first one of its line in the same round.
 """
@@ -26,6 +27,7 @@ MEGABYTES = f'{SLEEPING} {{"step_s":0,"observation_bytes":1000000}} --num-envs 8
 CARTPOLES, ACROBOTS = "--env CartPole-v1 --num-envs 64 --num-steps", "--env Acrobot-v1 --num-envs 64 --num-steps"
 UNSTORED, LIMIT = "--no-trajectories", "--measure-limit --limit-s 0.5"
 PLAYERS = "--num-envs 64 --vectorization-mode envpool --env"
+KERNELS = "--vectorization-mode vector_entry_point --env mpi_rollout.envs.kernels:mpi_rollout/CartPoleNumba-v0"
 SOLVER = f"--env-factory {__file__}:Solver --num-steps 100 --env-kwargs"
 WORK_S, SIZE, NUM_PRODUCTS = 0.02, 96, 600  # Products of matrices that take 20 ms on a core of an AMD EPYC.
 
@@ -44,6 +46,7 @@ WAYS = {  # Words of options by measure: the first way is what the others are co
     "compression": [UNSTORED, "--compression none", "--compression gzip", "--compression lz4"],
     "limit": [f"{LIMIT} {UNSTORED}", LIMIT, f"{LIMIT} {UNSTORED} --fragment-length 1"],
     "lengths": [f"{LIMIT} --fragment-length {length}" for length in (1, 4, 16, 64, 256)],
+    "actions": ["--policy-on workers", "--policy-on root"],
 }
 CASES = {
     "waits": [
@@ -67,6 +70,11 @@ CASES = {
           for num_ranks in (1, 2, 4, 8)),
     ],
     "lengths": [Case(2, f"{CARTPOLES} 20000"), Case(2, f"{CARTPOLES} 2000", 2)],
+    "actions": [
+        *(Case(2, f"{CARTPOLES} 12000 {stored}") for stored in (UNSTORED, "")),
+        *(Case(2, f"{KERNELS} {UNSTORED} --num-envs {num_envs} --num-steps {2**25 // num_envs}")
+          for num_envs in (64, 1024, 16384)),
+    ],
 }  # fmt: skip
 
 
