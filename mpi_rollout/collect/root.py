@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,9 +35,6 @@ from mpi_rollout.process.start import shadowing
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.text import traceback_of, words_of
-
-if TYPE_CHECKING:
-    pass  # Imports h5py.
 
 
 class Root:
