@@ -1,6 +1,5 @@
 """What people type, and what they are told: a word that works, or that there is none."""
 
-import json
 import re
 from dataclasses import replace
 
@@ -10,7 +9,6 @@ import mpi_rollout
 from mpi_rollout.cli import make_parser, run_command
 from mpi_rollout.config import RolloutConfig, check_used, unused
 from mpi_rollout.errors import UsageError
-from mpi_rollout.storage.output import check_same_run
 from mpi_rollout.studies.jobs import arguments_of
 
 RUN = ("run", "--env", "CartPole-v1")
@@ -90,19 +88,3 @@ def test_an_option_that_a_run_does_not_use_is_refused_on_the_command_line_alone(
     used = replace(config, policy="mine:make_policy", **USED)
     assert not unused(used)
     assert not any(name.replace("_", "-") in argument for argument in arguments_of(config))
-
-
-def test_a_run_that_was_begun_with_options_that_it_did_not_use_is_continued_without_them():
-    config = RolloutConfig(env="CartPole-v1")
-    before = replace(config, store_extras=True, policy_block=16)
-    stored = {
-        "complete": False,
-        "config": before.to_json(),
-        "policy_sha256": "",
-        "recorded": False,
-        "sharded": False,
-    }
-    assert not check_same_run(config, stored, "run.h5.part")
-    stored["config"] = json.dumps(json.loads(stored["config"]) | {"policy": "mine:make_policy"})
-    with pytest.raises(UsageError, match="--store-extras was given, is not given"):
-        check_same_run(replace(config, policy="mine:make_policy"), stored, "run.h5.part")
