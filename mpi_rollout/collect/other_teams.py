@@ -24,6 +24,7 @@ class OtherTeams(Watchers):
         super().__init__(members)
         self._leaders, self._stops, self._state = leaders, stops, state
         self._began_at = self._looked_at = 0.0
+        self._is_paused = False  # The time of a pause is no interval of this team's steps.
 
     def check(self) -> None:
         """Raise Interrupted if another team has failed."""
@@ -41,12 +42,12 @@ class OtherTeams(Watchers):
         )
         now_s = perf_counter()
         self._began_at = self._began_at or now_s
-        if progress.interval_s or not self._looked_at:
-            self._looked_at = now_s
+        if progress.interval_s or self._is_paused or not self._looked_at:
+            self._looked_at, self._is_paused = now_s, False
         self._tell(progress)
 
     def on_pause(self, progress: Progress) -> None:
-        self._looked_at = 0.0
+        self._is_paused = True
         super().on_pause(progress)
 
     def look_after(self) -> None:

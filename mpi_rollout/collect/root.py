@@ -79,7 +79,7 @@ class Root:
         try:
             code = self._drive()
         except BaseException as error:  # This ends the job at once; whoever called says why.
-            code = self._end.cut(error)
+            self._end.cut(error)
             raise
         self._output.release(self._state.writer)
         self._driver.stop(code)
@@ -123,7 +123,9 @@ class Root:
         package = package_to_load(self._policy)
         if package and self._config.progress != "none":
             say(f"mpi_rollout: loading {self._policy.name} with {package}\n")
-        return make_source(self._config, self._policy, self._driver, self._lengths.most, self._facts.has_reset_rows)
+        source = make_source(self._config, self._policy, self._driver, self._lengths.most, self._facts.has_reset_rows)
+        self._watchers.check()
+        return source
 
     def _begin(self) -> Collector:
         """Reset the envs of a run that has no steps yet."""

@@ -186,13 +186,12 @@ class RunEnd:
             error.exit_code = second.exit_code
             return ""
 
-    def cut(self, error: BaseException) -> int:
-        """Tell of an error that ends the job at once, and about which the caller speaks; return the exit code."""
+    def cut(self, error: BaseException) -> None:
+        """Tell of an error that ends the job at once, and about which the caller speaks."""
         is_stopped = isinstance(error, KeyboardInterrupt)
         state = "interrupted" if is_stopped else "failed"
         code = Interrupted.exit_code if is_stopped else RolloutError.exit_code
         self.watchers.on_end(End(state, code, words_of(error), self.state.num_safe, self.is_resumable))
-        return code
 
     @property
     def is_resumable(self) -> bool:

@@ -84,16 +84,17 @@ class Watcher(Protocol):
 
         on_start+  on_fault*  on_pause  ((check  on_look) | on_fault | on_losses | on_pause)*  on_close?  on_end?
 
-    `check` may come at any time before `on_close`, and `on_stop` at any time at all.  A run that fails may leave out
+    `check` may come at any time before `on_end`, and `on_stop` at any time at all.  A run that fails may leave out
     everything but its end: a watcher must bear to be told `on_stop`, `on_close` or `on_end` first of all.  Where
-    several processes drive parts of a run, each tells watchers of its own; `on_end` comes to those of rank 0 alone.
+    several processes drive parts of a run, each tells watchers of its own; those of one that has closed its file are
+    told `check` and `on_look` as long as others go on.
 
     What a watcher does is part of the run's time, unless it is told a pause: it must be quick, it must not wait for
     others, and it must not read the terminal.  Only `on_pause` and `on_close` may call other ranks.
 
-    `check`, `on_look` and `on_losses` may raise to end the run: an error of the program says why, and what was taken is
-    kept.  The watchers behind it in the list are then not told of that event.  Nothing else may raise; a watcher that
-    can no longer do its work says so once, and goes on without.
+    `check`, `on_look`, `on_losses` and `on_pause` may raise to end the run: an error of the program says why, and what
+    was taken is kept.  The watchers behind it in the list are then not told of that event.  Nothing else may raise; a
+    watcher that can no longer do its work says so once, and goes on without.
 
     A watcher has a method for what it wants to be told.  It inherits all others from here: they do nothing.
     """
@@ -125,7 +126,7 @@ class Watcher(Protocol):
         """Note how far the run is.
 
         Called twice a second, after the steps that all envs have taken were counted, and after the last step of each
-        part of the run.  `num_steps`, `env_steps`, `num_committed` and `seconds` never get less.
+        part of the run.  `num_steps`, `env_steps` and `seconds` never get less.
         """
         return
 

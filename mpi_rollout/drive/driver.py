@@ -217,12 +217,12 @@ class Driver:
         for lane in lanes:
             self._note(lane)
         marks = np.concatenate([lane.marks.ravel() for lane in lanes])
+        if (marks == LOST).any():  # Also where envs of others have failed: what was lost is then not stored as steps.
+            self.lost_ranks += np.flatnonzero((lanes[0].marks == LOST).any(axis=1)).tolist()
         if (marks == FAULT).any():
             self._drop_infos()
             self.has_fault = True
             raise self._error_of([report["fault"] for report in self.call_ranks(self.worker.control.report)])
-        if (marks == LOST).any():
-            self.lost_ranks += np.flatnonzero((lanes[0].marks == LOST).any(axis=1)).tolist()
 
     def _note(self, lane: Lane) -> None:
         signal, restarts = lane.read_marks()

@@ -47,7 +47,7 @@ class Exchanges:
     num_slots, rank_of_slot
         All slots of all ranks, in env order, and the rank of each.
     callers
-        The exchanges whose orders reach every other rank once: calls by name go by them.
+        The exchanges whose orders reach every other rank once: calls of services go by them.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ class Command(IntEnum):
 
     RESET = 1  # The bytes of the pickled arguments, which follow.
     STEP = 2  # The number of steps.
-    CALL = 3  # The bytes of the pickled name and arguments, which follow.
+    CALL = 3  # The bytes of the pickled address and arguments of a service's method, which follow.
     STOP = 4  # The code of the job.
     RESTORE = 5  # As that of RESET.
     LOAD = 8  # The bytes of new parameters of the ranks' policy, which follow.  No slot comes back.

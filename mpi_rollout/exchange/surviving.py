@@ -9,8 +9,8 @@ Two rules prevent a deadlock.  No rank leaves before all have agreed, on the com
 have the last order.  And each communicator sees one agreement: ranks that have the last order say "leave", ranks in
 trouble say "go on".  One "go on" decides, and all shrink the communicator.
 
-An order with more than actions (a reset, a call by name) is not sent again.  Its round is void: `RankLost` is raised on
-all ranks, the root ends the run, and the others wait for its next order.
+An order with more than actions (a reset, a call of a service) is not sent again.  Its round is void: `RankLost` is
+raised on all ranks, the root ends the run, and the others wait for its next order.
 """
 
 import os
@@ -236,14 +236,15 @@ class ShrinkingTransport(CollectiveTransport):
         return names
 
     def finish(self) -> None:
-        """Wait until all ranks that are left have the last order."""
+        """Do nothing: a blocking call returns when its buffer is free."""
+
+    def free(self) -> None:
+        """Wait until all ranks that are left have the last order, and leave together."""
         while not self._agree(True):
             try:
                 self._begin_again(has_slot=False, is_void=False)
             except self._error as error:
                 self._recover(error)
-
-    def free(self) -> None:
         self._row.Free()
 
 

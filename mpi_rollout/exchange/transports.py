@@ -86,7 +86,7 @@ class Transport(ABC):
     other side waits for it as long as it takes: who ends a job that hangs is none of its business.
 
     A transport whose ranks are never lost raises nothing but what MPI raises.  `RankLost` says that a rank was lost
-    amid a round with more than an order and slots: the round is void on all ranks that are left.
+    in a round with more than an order and slots: the round is void on all ranks that are left.
     """
 
     @abstractmethod
@@ -368,6 +368,7 @@ class SwitchingTransport(Transport):
             self._now.send_order()
             return
         self._word[0] = not self._is_direct
+        self._words[:] = 0  # Before any rank writes its next slot.
         if self._now is self._direct:
             self._direct.send_last_order()
         else:
@@ -379,6 +380,7 @@ class SwitchingTransport(Transport):
     def receive_order(self) -> None:
         self._now.receive_order()
         if self._word[0] != self._is_direct:
+            self._words[0] = 0
             self._change()
 
     def send_bytes(self, data: np.ndarray) -> None:
@@ -413,7 +415,6 @@ class SwitchingTransport(Transport):
                 self._direct = DirectTransport(self._buffers, self._wait)
             self._now = self._direct
         self._is_direct = not self._is_direct
-        self._words[:] = 0
 
     def free(self) -> None:
         if self._direct is not None:

@@ -222,11 +222,13 @@ class RootEnd:
 
     def _let_out(self, code: int) -> None:
         self.is_closed = True  # Also if a handler of the program raises at the end of this: all is done then.
-        self._say_last_notices()
-        self._driver.stop(code)
-        self._driver.exchanges.free()
-        if self._until_closed is not None:
-            self._until_closed.close()
+        try:
+            self._say_last_notices()
+        finally:
+            self._driver.stop(code)
+            self._driver.exchanges.free()
+            if self._until_closed is not None:
+                self._until_closed.close()
 
     def _say_last_notices(self) -> None:
         """Say what nobody could be asked for while some envs were always stepping."""

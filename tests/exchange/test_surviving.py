@@ -140,6 +140,20 @@ def assert_ended(lost: dict[int, int], episodes: np.ndarray) -> None:
 
 
 @pytest.mark.mpi(3)
+def test_a_rank_that_is_lost_in_the_fragment_in_which_another_env_fails_leaves_no_steps_of_before(ulfm, job, num_ranks):
+    hows = kwargs(killed_after=150, failing_after=160)
+    sizes = ("--num-envs", "10", "--num-steps", "400", "--fragment-length", "128", "--no-seed-check")
+    result = run(job, num_ranks, "--env-factory", "failing_envs:dying_and_failing", *hows, *sizes)
+    told = re.search(rf"lost rank 1 \({HOST}\), envs 4 to 6, at step (\d+); going on", result.err)
+    assert result.code == 70 and told, result.err
+    with h5py.File(job.folder / "run.h5.part") as file:
+        lost = slice(int(told[1]), int(file["trajectories"].attrs["num_steps"]))
+        truncations = file["trajectories/truncations"][lost]
+        assert len(truncations) and truncations[:, 4:7].all() and not truncations[:, 7:].all()
+        assert {*file["faults"][...]["env_index"].tolist()} >= {4, 5, 6}
+
+
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize(
     ("how", "options", "first_step", "envs"),
     [
@@ -393,7 +407,9 @@ class Comm:
 @pytest.fixture
 def shrinking(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
     """What makes the transport of a root with two other ranks: `script` says which calls fail, `lost` who is gone."""
-    dtype = SimpleNamespace(Create_contiguous=lambda nbytes: SimpleNamespace(Commit=lambda: None))
+    dtype = SimpleNamespace(
+        Create_contiguous=lambda nbytes: SimpleNamespace(Commit=lambda: SimpleNamespace(Free=lambda: None))
+    )
     names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
     codes = dict(zip(names, (75, 76, 77), strict=True))
     mpi = SimpleNamespace(Exception=Gone, BYTE=dtype, IN_PLACE=None, ERRORS_RETURN=None, **codes)
@@ -416,7 +432,7 @@ def shrinking(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]
 def test_nobody_leaves_before_all_have_the_last_order(shrinking):
     """One rank is in trouble while the root would leave; another one is lost while they begin again."""
     run = shrinking([1, 2], Agree_1=[False], Bcast=[Gone()])
-    run.transport.finish()
+    run.transport.free()
     first = ["Ack_failed 3", "Agree 1 3", "Set_errhandler 2", "Bcast 2"]
     second = ["Revoke 2", "Ack_failed 2", "Agree 0 2", "Set_errhandler 1", "be last", "Bcast 1", "Bcast 1"]
     assert run.calls == [*first, *second, "Ack_failed 1", "Agree 1 1"]

@@ -31,6 +31,12 @@ def dying(after, how="kill"):
     return TimedNested(how, after[str(RANK)]) if str(RANK) in after else Nested()
 
 
+def dying_and_failing(killed_after, failing_after):
+    """An env that ends its process on rank 1, and raises on rank 2, each after some steps."""
+    hows = {1: ("kill", killed_after), 2: ("raise", failing_after)}
+    return TimedNested(*hows[RANK]) if RANK in hows else Nested()
+
+
 def report(control):
     os._exit(3)
 

@@ -97,7 +97,7 @@ for wrong in (Late, Short, Mixed, Deaf, Lossy, Stale):
     try:
         check_transport(MPI.COMM_WORLD, wrong)
     except AssertionError as error:
-        print(wrong.__name__, str(error))
+        print(f"{wrong.__name__} {error}\n", end="")  # In one piece.
 """
 
 
