@@ -97,7 +97,7 @@ for wrong in (Late, Short, Mixed, Deaf, Lossy, Stale):
     try:
         check_transport(MPI.COMM_WORLD, wrong)
     except AssertionError as error:
-        print(f"{wrong.__name__} {error}\n", end="")  # In one piece.
+        print(f"{wrong.__name__} {error}\\n", end="")  # In one piece.
 """
 
 
