@@ -123,9 +123,7 @@ class Root:
         package = package_to_load(self._policy)
         if package and self._config.progress != "none":
             say(f"mpi_rollout: loading {self._policy.name} with {package}\n")
-        source = make_source(self._config, self._policy, self._driver, self._lengths.most, self._facts.has_reset_rows)
-        self._watchers.check()
-        return source
+        return make_source(self._config, self._policy, self._driver, self._lengths.most, self._facts.has_reset_rows)
 
     def _begin(self) -> Collector:
         """Reset the envs of a run that has no steps yet."""
