@@ -168,9 +168,9 @@ class Collector:
         failure: RankError | None = None
         waiting = [lane for lane, step in self._step_of.items() if step < stop]
         while (waiting or self.driver.under_way) and not self.is_over:
-            waiting = self._post_orders(waiting, stop)
+            waiting = self._send_orders(waiting, stop)
             try:
-                lanes = self.driver.await_some(self._options.batch_size)
+                lanes = self.driver.step_and_receive(self._options.batch_size)
             except RankError as error:
                 self._take_in(self.driver.interrupted)
                 if self.goal is None:
@@ -194,7 +194,7 @@ class Collector:
         """Whether the goal is reached: what ranks have taken of later steps does not count."""
         return self.goal is not None and not self.goal.num_missing
 
-    def _post_orders(self, waiting: list[Lane], stop: int) -> list[Lane]:
+    def _send_orders(self, waiting: list[Lane], stop: int) -> list[Lane]:
         """Send actions to the lanes that have room for steps before `stop`; return the others."""
         spans, parked = [], []
         for lane in waiting:

@@ -135,7 +135,7 @@ class Replay:
                 if lane not in driver.under_way:
                     rest = [array[done[lane] :, lane.envs] for array in actions]
                     driver.send(lane, rest, len(rest[0]), self.num_steps + done[lane])
-            lanes = driver.await_some()
+            lanes = driver.step_and_receive()
             if driver.lost_ranks:  # What their envs gave is in no slot.
                 ranks = ", ".join(map(str, driver.lost_ranks))
                 raise RankLost(f"lost rank {ranks} while envs took their steps again; the same command continues")

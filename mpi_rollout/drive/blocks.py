@@ -63,7 +63,7 @@ class Blocks:
         """Return the number of steps from `step` on, at most `num_steps`, that have rows in one block.
 
         The observation after them needs a row as well, which may be the first one of another block.  Call it before an
-        order is posted: from then on its slots must be awaited, even if no block can be had.
+        order is sent: from then on its slots must be received, even if no block can be had.
         """
         block, row = self.at(step)
         num_left = block.num_rows - row

@@ -133,7 +133,7 @@ class Driver:
                 self.under_way[lane] = None
                 lane.exchange.send_bytes(command, pickled)
             while self.under_way:
-                self.await_some()
+                self.step_and_receive()
         except RankLost:  # No slots will come.
             self.under_way.clear()
             raise
@@ -160,7 +160,7 @@ class Driver:
             raise
         self.clock.lap("send")
 
-    def await_some(self, least: int = 1) -> list[Lane]:
+    def step_and_receive(self, least: int = 1) -> list[Lane]:
         """Wait for the slots of some lanes: the oldest, or with first ready `least` at least; return these lanes.
 
         RankError if an env failed on some rank.
@@ -341,7 +341,7 @@ class Driver:
 
 
 def packed(value: object) -> bytes:
-    """Pickle what is for all ranks, before an order is posted, after which they would wait for it.
+    """Pickle what is for all ranks, before an order is sent, after which they would wait for it.
 
     TypeError if it cannot be pickled.
     """

@@ -103,7 +103,8 @@ class MemorySink:
     def rows(self) -> dict[str, np.ndarray]:
         """Copies of all rows so far, by name: one for each step, or one more, see `columns.has_last_row`.
 
-        The first row is of the step where the first block began: 0, or where an earlier start of the run had come to.
+        The first row is of the step where the first block began: 0, or in a continued run the last multiple of
+        `num_rows` that its earlier start had come to.
         """
         num_steps = self.num_committed - self._start
         names = self._parts[0] if self._parts else {}

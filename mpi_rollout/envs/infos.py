@@ -222,7 +222,7 @@ class MasksInInfos(gymnasium.Wrapper):
         return info if MASK_NAME in info else {**info, MASK_NAME: self.env.get_wrapper_attr("action_masks")()}
 
 
-class RandomActions:
+class ActionSampler:
     """Draws actions for a look at envs, by the masks in their infos."""
 
     def __init__(self, space: spaces.Space, seed: int):
@@ -259,7 +259,7 @@ def first_types(envs: gymnasium.Env | VectorEnv, seed: int, env_index: int) -> t
 
 def _episode(envs: gymnasium.Env | VectorEnv, seed: int, seed_of_actions: int) -> list[Info]:
     """Take random steps until an episode ends; return the infos, or those of the first step if it takes too long."""
-    actions = RandomActions(envs.action_space, seed_of_actions)
+    actions = ActionSampler(envs.action_space, seed_of_actions)
     _, info = envs.reset(seed=seed)
     infos, start = [info], perf_counter()
     while len(infos) <= LOOK_STEPS:

@@ -22,7 +22,7 @@ from gymnasium import spaces
 from mpi_rollout.core.columns import RESULTS
 from mpi_rollout.core.spaces import Tree, leaves
 from mpi_rollout.envs.faults import Begun, EnvTimeout, Outcome, begun
-from mpi_rollout.envs.infos import RandomActions
+from mpi_rollout.envs.infos import ActionSampler
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import EnvError, SignalInterrupt
 from mpi_rollout.process.exits import end_if_forked
@@ -65,7 +65,7 @@ def take_episode(
     """Step an env, whose reset gave `first`: with the actions `again`, or with random ones for at most `most_s`."""
     observation, info = first
     episode = Episode([_row(env.observation_space, observation)], [])
-    random_actions, start, is_over = RandomActions(env.action_space, seed), perf_counter(), False
+    random_actions, start, is_over = ActionSampler(env.action_space, seed), perf_counter(), False
     most = NUM_STEPS if again is None else len(again)
     while len(episode.actions) < most and not is_over and (again is not None or perf_counter() - start < most_s):
         action = random_actions.draw(info) if again is None else again[len(episode.actions)]

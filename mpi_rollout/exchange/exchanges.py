@@ -164,5 +164,6 @@ class Exchanges:
         for exchange in self.all:
             exchange.free()
         self.control.free()
-        for comm in () if self.is_surviving else self._comms:  # As that of `SurvivingControl`.
+        # Nobody knows whether all ranks are there to free a communicator that shrinks together.
+        for comm in () if self.is_surviving else self._comms:
             comm.Free()

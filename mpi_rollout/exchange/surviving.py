@@ -76,7 +76,7 @@ class ShrinkingTransport(CollectiveTransport):
         self._row, self._num_rows = MPI.BYTE.Create_contiguous(slot.shape[-1]).Commit(), 1
         self._num_orders = 0  # Posted by the root; elsewhere received.
         self._is_plain = True  # The last order is all there is to say in its round.
-        self._num_at_order = comm.size  # Ranks when it was posted.
+        self._num_at_order = comm.size  # As many ranks there were when the last order was sent.
         self._failed = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
         self._error = MPI.Exception
 

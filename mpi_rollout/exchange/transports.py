@@ -85,6 +85,9 @@ class Transport(ABC):
     given to `send_bytes`, must stay as they are until the slots have come, or until `finish`.  A verb that needs the
     other side waits for it as long as it takes: who ends a job that hangs is none of its business.
 
+    A slot's word is the transport's, and so is the mark of a lost rank; all else in a slot is not for it to write.  The
+    root may take the slots of a `DirectTransport` by its `arrival`, in the place of `receive_slots`.
+
     A transport whose ranks are never lost raises nothing but what MPI raises.  `RankLost` says that a rank was lost
     in a round with more than an order and slots: the round is void on all ranks that are left.
     """

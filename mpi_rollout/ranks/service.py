@@ -22,8 +22,9 @@ class Service(Protocol):
     the functions of its class whose names have no underscore in front; they are all that others can call, and the
     service has at least one.  Properties, and attributes that are no functions, are the rank's own.
 
-    **Lifetime.**  Every rank makes its own object, of the same class, before its worker, and gives it to the worker's
-    constructor.  All ranks have the same services.  A service lives as long as the worker, and is told of no end.
+    **Lifetime.** Every rank makes its own object, of the same class, before its worker, and gives it to the
+    worker's constructor; the worker itself makes those of the names `rank`, `envs` and `policy`.  All ranks have
+    the same services.  A service lives as long as the worker, and is told of no end.
 
     **Who calls it, and when.**  `driver.call_ranks(service.method, *args, **kwargs)` on the root, with a bound method
     of the root's own object.  Then each rank, the root too, calls that method of its own object.  This happens between

@@ -1,4 +1,4 @@
-"""A conformance test of `drive.source.Source`.
+"""A conformance test of `drive.source.Source`, but for `resume`.
 
 from gymnasium.spaces import Box, Discrete
 from mpi_rollout.testing.sources import check_source

@@ -155,7 +155,7 @@ class Steps:
         """
         driver, arrived = self.driver, self._arrived
         while len(arrived) < num_lanes and driver.under_way:
-            lanes = driver.await_some(num_lanes - len(arrived))
+            lanes = driver.step_and_receive(num_lanes - len(arrived))
             lay(lanes)
             arrived += lanes
         first = arrived[:num_lanes]

@@ -102,7 +102,7 @@ def go_on(driver: Driver, recording: Recording, first: int) -> tuple[np.ndarray,
             actions = recording.columns["actions"][first + row : first + stop, lane.envs]
             driver.send(lane, [actions], len(actions), first + row)
         while driver.under_way:
-            for lane in driver.await_some():
+            for lane in driver.step_and_receive():
                 assert lane.num_rows == stop - row
                 unpackers[lane].lay_observations(row + 1, 0, stop - row)
                 unpackers[lane].lay_results(row, stop - row)

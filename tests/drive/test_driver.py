@@ -33,7 +33,7 @@ def test_the_oldest_order_is_awaited_first():
     for lane in (second, third, first):
         send(driver, [lane], ACTIONS[:1])
     assert list(driver.under_way) == [second, third, first]
-    assert [driver.await_some() for _ in range(3)] == [[second], [third], [first]]
+    assert [driver.step_and_receive() for _ in range(3)] == [[second], [third], [first]]
 
 
 def test_wrong_actions_are_not_sent():
@@ -42,7 +42,7 @@ def test_wrong_actions_are_not_sent():
         send(driver, driver.lanes, np.array([2, 7, 2]))
     assert not driver.under_way
     send(driver, driver.lanes, ACTIONS)
-    assert driver.await_some() == driver.lanes
+    assert driver.step_and_receive() == driver.lanes
 
 
 def failing_first(env_index: int) -> Failing:
@@ -52,10 +52,10 @@ def failing_first(env_index: int) -> Failing:
 def test_an_env_that_fails_is_named_and_all_envs_can_begin_anew():
     driver = reset(driver_of(failing_first))
     send(driver, driver.lanes, ACTIONS)
-    driver.await_some()
+    driver.step_and_receive()
     send(driver, driver.lanes, ACTIONS)
     with pytest.raises(RankError, match=r"rank 0 \(.*, envs 0 to 2\), step 1: env 0, .*the simulator has diverged"):
-        driver.await_some()
+        driver.step_and_receive()
     assert driver.has_fault
     driver.begin_anew()
     assert not driver.has_fault and not driver.under_way
@@ -69,13 +69,13 @@ def test_no_env_is_stepped_after_a_failure():
         send(driver, driver.lanes, ACTIONS)
         before = observed(driver, driver.lanes)
         try:
-            driver.await_some()
+            driver.step_and_receive()
         except RankError:
             break
     for _ in range(2):
         send(driver, driver.lanes, ACTIONS)
         with pytest.raises(RankError, match="the simulator has diverged"):
-            driver.await_some()
+            driver.step_and_receive()
     assert observed(driver, driver.lanes)[1:] == before[1:]
 
 
@@ -97,13 +97,13 @@ def stumbling(env_index: int) -> Stumbling:
 def test_a_restart_is_told_where_nobody_asks_for_infos(infos: str, capfd: pytest.CaptureFixture[str]):
     driver = reset(driver_of(stumbling, infos=infos, on_fault=OnFault(max_restarts=1)))
     send(driver, driver.lanes, np.zeros(3, np.int64))
-    driver.await_some()
+    driver.step_and_receive()
     restarts = [(*restart[:3], "the simulator has stumbled" in restart.message) for restart in driver.restarts]
     assert restarts == ([(driver.lanes[0], 0, 1, True)] if infos == "none" else [])
     assert not driver.has_fault and "step 0: env 1" in capfd.readouterr().err
     driver.restarts.clear()
     send(driver, driver.lanes, np.zeros(3, np.int64))
-    driver.await_some()
+    driver.step_and_receive()
     assert driver.restarts == []
 
 

@@ -25,7 +25,7 @@ def step(driver: Driver) -> None:
     """One step of all envs."""
     send(driver, driver.lanes, ACTIONS)
     while driver.under_way:
-        driver.await_some()
+        driver.step_and_receive()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_lanes_at_different_steps_come_together():
     outcomes.lay(driver.lanes)
     first = driver.lanes[:1]
     send(driver, first, ACTIONS[:2])
-    driver.await_some()
+    driver.step_and_receive()
     outcomes.lay(first)
     observations = outcomes.observations(driver.lanes)
     assert observations[:, 0].tolist() == [10, 11, 12, 13, 14] and observations[:, 2].tolist() == [1, 1, 0, 0, 0]

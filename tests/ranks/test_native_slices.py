@@ -60,7 +60,7 @@ def test_what_is_no_step_is_refused(way: str, is_read: bool):
     [lane] = driver.lanes
     for step in range(2):
         driver.send(lane, None, 1, step)
-        driver.await_some()
+        driver.step_and_receive()
     driver.send(lane, None, 1, 2)
     with pytest.raises(RankError, match=f"step 2: .*{message}"):
-        driver.await_some()
+        driver.step_and_receive()

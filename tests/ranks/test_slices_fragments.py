@@ -48,7 +48,7 @@ def advance(driver: Driver, num_steps: int, step: int, is_chosen: bool = False) 
     else:
         policy = RandomPolicy(driver.action_space, driver.num_envs, 5)
         driver.send(lane, policy.rows(step, num_steps, range(driver.num_envs)), num_steps, step)
-    driver.await_some()
+    driver.step_and_receive()
     assert lane.num_rows == num_steps
 
 
@@ -132,7 +132,7 @@ def test_groups_choose_by_masks_what_one_group_chooses():
             for lane in driver.lanes:
                 driver.send(lane, None, 1, step)
             while driver.under_way:
-                driver.await_some()
+                driver.step_and_receive()
             exchanges = [lane.exchange for lane in driver.lanes]
             actions += [np.concatenate([each.take(each.columns.action_arrays[0]) for each in exchanges])]
     assert np.array_equal(actions[:20], actions[20:])
@@ -144,13 +144,13 @@ def test_the_steps_before_a_failure_are_there():
     [lane] = driver.lanes
     driver.send(lane, None, 8, 0)
     with pytest.raises(RankError, match=r"step 6: env 0.*the simulator has diverged"):
-        driver.await_some()
+        driver.step_and_receive()
     assert driver.interrupted == [lane] and lane.num_rows == 6 and driver.has_fault
     assert lane.exchange.marks.tolist() == [[0] * 6 + [FAULT] * 2]
     assert_same(rows_of(driver), take(begun(8), 8, 0)[:6])
     driver.send(lane, None, 8, 6)
     with pytest.raises(RankError):
-        driver.await_some()
+        driver.step_and_receive()
     assert lane.num_rows == 0 and (lane.exchange.marks == FAULT).all()
 
 
@@ -171,7 +171,7 @@ def test_a_signal_cuts_a_fragment_short_after_the_step_under_way():
     Stopping.stop = lambda: setattr(driver.worker, "stop_signal", 15)
     [lane] = driver.lanes
     driver.send(lane, None, 8, 0)
-    assert driver.await_some() == [lane] and lane.num_rows == 3 and driver.stop_signal == 15
+    assert driver.step_and_receive() == [lane] and lane.num_rows == 3 and driver.stop_signal == 15
     assert lane.marks.tolist() == [[0, 0, -15] + [UNDONE] * 5]
     assert driver.worker.slices[0].num_steps == 3
     assert_same(rows_of(driver), take(begun(8, num_envs=1), 8, 0)[:3])
@@ -196,7 +196,7 @@ def test_a_restart_is_told_with_its_row():
     driver = begun(8, stumbling, on_fault=OnFault(max_restarts=1))
     [lane] = driver.lanes
     driver.send(lane, None, 7, 20)
-    driver.await_some()
+    driver.step_and_receive()
     assert [restart[:3] for restart in driver.restarts] == [(lane, 4, 1)] and lane.num_rows == 7
     assert lane.marks.tolist() == [[0, 0, 0, 0, RESTARTED, 0, 0]]
     [restart] = driver.worker.slices[0].restarts
@@ -209,7 +209,7 @@ def test_a_signal_in_a_step_with_a_restart_is_told_in_the_next_step():
     driver = begun(8, make, on_fault=OnFault(max_restarts=1))
     [lane] = driver.lanes
     driver.send(lane, None, 8, 0)
-    driver.await_some()
+    driver.step_and_receive()
     assert lane.marks.tolist() == [[0, 0, 0, 0, RESTARTED, -15, UNDONE, UNDONE]] and lane.num_rows == 6
     assert driver.stop_signal == 15 and len(driver.restarts) == 1
 
@@ -261,6 +261,6 @@ def test_the_roots_own_fragment_ends_where_others_are_to_be_served():
     driver = begun(10, first_ready=True, is_wanted=lambda: next(came, False))
     [lane] = driver.lanes
     driver.send(lane, None, 10, 0)
-    assert driver.await_some() == [lane] and lane.num_rows == 3
+    assert driver.step_and_receive() == [lane] and lane.num_rows == 3
     assert lane.marks[0].tolist() == [0, 0, 0] + [UNDONE] * 7
     assert_same(take(driver, 7, 3, is_chosen=True), take(begun(10), 10, 0, is_chosen=True)[3:])
