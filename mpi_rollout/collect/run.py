@@ -192,6 +192,8 @@ def prepare(team: RankTeam, ranks: JobRanks) -> tuple[RankEnvs, PolicySource | N
     plan = ranks.completed(replace(plan_of(config, team.comm.size), ranks=team.ranks, looks_at_first=looks))
     source = output = None
     if team.comm.rank == world.ROOT:
+        import mpi_rollout.collect.root  # noqa: F401  # Here, where the others make envs: later they would wait for it.
+
         output = claimed(team)
         check_places(config)
         source = find_source(config.policy, config)
